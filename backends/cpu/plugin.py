@@ -1,0 +1,42 @@
+"""The CPU backend: every operation, always available, the default for CPU tensors.
+
+Kernels are imported inside the methods, so that discovery costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from unikernels import hookimpl
+from unikernels.backend import Backend
+from unikernels.scale_layouts import ScaleFormat
+
+if TYPE_CHECKING:
+    from unikernels.operations import GemmProblem
+
+
+class CpuBackend(Backend):
+    """All canonical operations in native code and torch, on CPU tensors."""
+
+    name = "cpu"
+    device_types = ("cpu",)
+    auto_device_types = ("cpu",)
+    # What `transform_sf_into_required_layout` produces; kernels read every format as it is.
+    scale_format = ScaleFormat.UE8M0X4_INT32
+    keeps_float32_scales = True
+
+    def num_cores(self) -> int:
+        return torch.get_num_threads()
+
+    def gemm(self, problem: GemmProblem) -> None:
+        from .kernels.gemm import gemm
+
+        gemm(problem)
+
+
+@hookimpl
+def unikernels_backend() -> Backend:
+    """Return the CPU backend."""
+    return CpuBackend()

@@ -1,0 +1,52 @@
+"""One DeepGEMM-compatible kernel API over pluggable backends, with parity anyone can check.
+
+>>> import unikernels as uk
+>>> with uk.use_backend("cpu"):
+...     uk.get_num_sms() >= 1
+True
+"""
+
+from . import epilogue
+from ._hookspecs import hookimpl
+from ._registry import available_backends, set_backend, use_backend
+from .api.gemm import (
+    bf16_gemm_nn,
+    bf16_gemm_nt,
+    bf16_gemm_tn,
+    bf16_gemm_tt,
+    cublaslt_gemm_nn,
+    cublaslt_gemm_nt,
+    cublaslt_gemm_tn,
+    cublaslt_gemm_tt,
+    fp4_gemm_nt,
+    fp8_fp4_gemm_nn,
+    fp8_fp4_gemm_nt,
+    fp8_fp4_gemm_tn,
+    fp8_fp4_gemm_tt,
+    fp8_gemm_nn,
+    fp8_gemm_nt,
+    fp8_gemm_tn,
+    fp8_gemm_tt,
+)
+from .api.runtime import (
+    get_deterministic_algorithms,
+    get_k_alignment_for_contiguous_layout,
+    get_m_alignment_for_contiguous_layout,
+    get_mk_alignment_for_contiguous_layout,
+    get_npu_arch,
+    get_num_sms,
+    get_pdl,
+    get_tc_util,
+    get_theoretical_mk_alignment_for_contiguous_layout,
+    set_block_size_multiple_of,
+    set_ignore_compile_dims,
+    set_mk_alignment_for_contiguous_layout,
+    set_npu_arch,
+    set_num_sms,
+    set_pdl,
+    set_tc_util,
+    shutdown,
+    use_deterministic_algorithms,
+)
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Public functions, one module per family; `unikernels` re-exports them."""

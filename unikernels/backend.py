@@ -1,0 +1,102 @@
+"""What a backend is: the class every plugin derives from.
+
+One method per canonical operation (unikernels/operations); a method that is not overridden is a capability the backend
+does not have. Tables of what works where are derived from that, never kept by hand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from .errors import UnsupportedOperationError
+from .scale_layouts import ScaleFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .operations.gemm import GemmProblem
+
+#: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
+Recipe = tuple[int, int, int]
+
+_DEFAULT_RECIPES: dict[torch.dtype, Recipe] = {
+    torch.float32: (1, 128, 128),
+    torch.int32: (1, 1, 128),
+    torch.int16: (1, 1, 32),
+}
+
+
+class Backend:
+    """Base class of all backends.
+
+    Class attributes:
+        name: what UNIKERNELS_BACKEND and `use_backend` call it.
+        device_types: ``torch.device.type`` values of the tensors it takes.
+        auto_device_types: those for which ``auto`` may choose it.
+        scale_format: the scale layout its kernels consume; the others are converted on entry.
+        mk_alignment: default alignment of groups along M and K, in rows.
+        has_fixed_mk_alignment: whether that alignment cannot be changed.
+        keeps_float32_scales: whether float32 scales reach the arithmetic as they are (no cast to UE8M0).
+    """
+
+    name: ClassVar[str]
+    device_types: ClassVar[tuple[str, ...]] = ()
+    auto_device_types: ClassVar[tuple[str, ...]] = ()
+    scale_format: ClassVar[ScaleFormat] = ScaleFormat.UE8M0X4_INT32
+    mk_alignment: ClassVar[int] = 128
+    has_fixed_mk_alignment: ClassVar[bool] = False
+    keeps_float32_scales: ClassVar[bool] = False
+
+    def unavailable_reason(self) -> str | None:
+        """Return None when the backend can run here, else a reason a person can act on."""
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which a user should create tensors for this backend."""
+        return torch.device(self.device_types[0])
+
+    def num_cores(self) -> int:
+        """Return how many cores (SMs, cube cores, worker threads) kernels use by default."""
+        return 1
+
+    def npu_arch(self) -> int | None:
+        """Return the NPU architecture kernels are compiled for; None where there is no NPU."""
+        return None
+
+    def default_recipe(self, sfb_dtype: torch.dtype) -> Recipe:
+        """Return the recipe used when a call gives none, by the dtype of the B scales (contract 1.5)."""
+        return _DEFAULT_RECIPES.get(sfb_dtype, (1, 1, 32))
+
+    def why_not(self, operation: str, problem: Any) -> str | None:
+        """Return None if `operation` handles `problem`, else what it lacks (limits inside an implemented operation)."""
+        return None
+
+    def details(self) -> Mapping[str, str]:
+        """Return versions and device facts for ``unikernels doctor``."""
+        return {}
+
+    def shutdown(self) -> None:
+        """Release handles and workspaces; may be called more than once."""
+
+    # The canonical operations. Each returns nothing and writes the problem's outputs unless it says otherwise.
+
+    def gemm(self, problem: GemmProblem) -> None:
+        """D = C + alpha * A @ B.T."""
+        raise self._missing("gemm")
+
+    @classmethod
+    def implements(cls, operation: str) -> bool:
+        """Return whether this class overrides the method of `operation`."""
+        return getattr(cls, operation) is not getattr(Backend, operation)
+
+    def _missing(self, operation: str) -> UnsupportedOperationError:
+        from ._registry import backends_with  # the registry imports this module
+
+        others = ", ".join(backends_with(operation)) or "none"
+        return UnsupportedOperationError(
+            f"backend '{self.name}' does not implement '{operation}'. Backends that do: {others}. "
+            f"Choose one with use_backend(...) or set UNIKERNELS_FALLBACK."
+        )

@@ -1,0 +1,48 @@
+"""Matrix operands as every backend sees them; no checks are made here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from ..scale_layouts import Scales
+
+Kind = Literal["bf16", "fp8", "fp4", "fp32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One matrix operand, logically [mn, k], or [num_groups, mn, k].
+
+    Attributes:
+        data: [.., mn, k] for bf16, fp32 and fp8 (e4m3fn), one of the last two strides being 1. For fp4 (two E2M1 codes a
+            byte, low nibble first, dtype int8) packed along the contiguous axis: [.., mn, k/2] if K-major, else
+            [.., mn/2, k].
+        kind: element format.
+        mn, k: logical sizes.
+        is_k_major: whether K is the contiguous axis.
+        scales: block scales of fp8 and fp4 operands; None for plain ones (scale 1).
+    """
+
+    data: Tensor
+    kind: Kind
+    mn: int
+    k: int
+    is_k_major: bool
+    scales: Scales | None = None
+
+    def group(self, index: int) -> Operand:
+        """Return group `index` of a [num_groups, mn, k] operand as a two-dimensional one, without copying."""
+        scales = self.scales
+        if scales is not None:
+            scales = replace(scales, data=scales.data[index])
+        return replace(self, data=self.data[index], scales=scales)
+
+    def rows(self, start: int, stop: int) -> Operand:
+        """Return rows start:stop of a K-major two-dimensional operand with one scale per row, without copying."""
+        scales = self.scales
+        if scales is not None:
+            scales = replace(scales, data=scales.data[start:stop], mn=stop - start)
+        return replace(self, data=self.data[start:stop], mn=stop - start, scales=scales)
