@@ -29,7 +29,9 @@ AUTO = "auto"
 
 _in_context: ContextVar[str | None] = ContextVar("unikernels_backend", default=None)
 _process_choice: str | None = None
-_bound: dict[tuple[str, str, str], Callable[[Any], Any]] = {}
+#: (operation, explicit choice or None for UNIKERNELS_BACKEND, device type) -> bound method.
+_bound: dict[tuple[str, str | None, str], Callable[[Any], Any]] = {}
+_chosen: dict[tuple[str | None, str], Backend] = {}
 _reported_fallbacks: set[tuple[str, str]] = set()
 
 
@@ -67,6 +69,7 @@ def forget() -> None:
     """Discover and bind anew on next use (for tests and for plugins installed into a running process)."""
     discover.cache_clear()
     _bound.clear()
+    _chosen.clear()
     _reported_fallbacks.clear()
     environment.forget()
 
@@ -150,7 +153,11 @@ def use_backend(name: str) -> Iterator[None]:
 
 def backend_for(tensor: Tensor) -> Backend:
     """Return the backend that a call on `tensor` uses."""
-    return _choose(selected(), tensor.device.type)
+    key = (_in_context.get() or _process_choice, "cpu" if tensor.is_cpu else tensor.device.type)
+    try:
+        return _chosen[key]
+    except KeyError:
+        return _chosen.setdefault(key, _choose(selected(), key[1]))
 
 
 def current_backend() -> Backend:
@@ -189,11 +196,12 @@ def bound(operation: str, tensor: Tensor) -> Callable[[Any], Any]:
         BackendUnavailableError, InvalidArgumentError: there is no such backend for this device.
         UnsupportedOperationError: the backend lacks the operation and no fallback was asked for.
     """
-    key = (operation, _in_context.get() or _process_choice or environment.read("UNIKERNELS_BACKEND"), tensor.device.type)
+    # `is_cpu` first: `device.type` alone costs more than the rest of the lookup.
+    key = (operation, _in_context.get() or _process_choice, "cpu" if tensor.is_cpu else tensor.device.type)
     try:
         return _bound[key]
     except KeyError:
-        return _bound.setdefault(key, _bind(*key))
+        return _bound.setdefault(key, _bind(operation, selected(), key[2]))
 
 
 def _bind(operation: str, name: str, device_type: str) -> Callable[[Any], Any]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from . import _registry
-from .backend import Recipe
 from .epilogue import Alpha, BF16StochasticRounding, Epilogue, FP8CastWithClamp, Identity
 from .errors import ArgumentTypeError, InvalidArgumentError
 from .operations.operands import Kind, Operand
@@ -82,12 +81,16 @@ def require_same_device(function: str, first: Tensor, **others: Tensor | None) -
 
 def pair(function: str, name: str, value: object) -> tuple[Tensor, Tensor]:
     """Take a quantised operand apart: a (data, scales) tuple or list."""
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        data, scales = value
+        if isinstance(data, Tensor) and isinstance(scales, Tensor):
+            return data, scales
+    else:
         given = f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
         raise ArgumentTypeError(
             f"{function}: {name} is {given}, expected a pair (data, scales): {_QUANTISED_DTYPES}, and its scale factors."
         )
-    return require_tensor(function, f"{name}[0]", value[0]), require_tensor(function, f"{name}[1]", value[1])
+    return require_tensor(function, f"{name}[0]", data), require_tensor(function, f"{name}[1]", scales)
 
 
 def transposed_pair(function: str, name: str, value: object) -> tuple[Tensor, Tensor]:
@@ -110,13 +113,12 @@ def matrix(function: str, name: str, data: Tensor, *, ndim: int, kinds: Sequence
             ("fp8", "fp4"): _QUANTISED_DTYPES,
         }.get(tuple(kinds), " or ".join(kinds))
         raise InvalidArgumentError(f"{function}: {name} has dtype {data.dtype}, expected {expected}.")
-    if data.ndim != ndim:
-        raise InvalidArgumentError(
-            f"{function}: {name} has {data.ndim} dimensions (shape {shape_of(data)}), expected {ndim}."
-        )
-    rows, columns = data.shape[-2:]
-    row_stride, column_stride = data.stride()[-2:]
-    if column_stride == 1 or columns <= 1 and row_stride != 1:
+    shape = data.shape
+    if len(shape) != ndim:
+        raise InvalidArgumentError(f"{function}: {name} has {len(shape)} dimensions (shape {tuple(shape)}), expected {ndim}.")
+    rows, columns = shape if ndim == 2 else shape[-2:]
+    row_stride, column_stride = data.stride() if ndim == 2 else data.stride()[-2:]
+    if column_stride == 1 or (columns <= 1 and row_stride != 1):
         is_k_major = True
     elif row_stride == 1 or rows <= 1:
         is_k_major = rows <= 1 and row_stride != 1
@@ -171,15 +173,17 @@ def output(
 ) -> Tensor:
     """Check a preallocated row-major output: shape, dtype, unit last stride, no two elements in one place."""
     d = require_tensor(function, name, tensor)
-    require_dtype(function, name, d, *dtypes)
+    if d.dtype not in dtypes:
+        require_dtype(function, name, d, *dtypes)
     require_shape(function, name, d, shape, why)
+    if d.is_contiguous():
+        return d
     strides = d.stride()
     if strides[-1] != 1 and d.shape[-1] > 1:
         raise InvalidArgumentError(
             f"{function}: {name} has strides {strides}, expected a unit stride in the last dimension (row-major)."
         )
-    if not d.is_contiguous():
-        _refuse_overlapping_rows(function, name, d)
+    _refuse_overlapping_rows(function, name, d)
     return d
 
 
@@ -244,27 +248,29 @@ def _extent_bytes(tensor: Tensor) -> int:
 
 
 def recipes(
-    function: str,
-    recipe: object,
-    recipe_a: object,
-    recipe_b: object,
-    sfb: Tensor,
-) -> tuple[int, int, int, int]:
-    """Return (gran_m, gran_k of a, gran_n, gran_k of b), from what was given or the backend's default."""
+    function: str, recipe: object, recipe_a: object, recipe_b: object
+) -> tuple[int, int, int, int] | None:
+    """Return (gran_m, gran_k of a, gran_n, gran_k of b) as given; None where `default_recipe` decides."""
     if recipe is not None:
         if recipe_a is not None or recipe_b is not None:
             raise InvalidArgumentError(f"{function}: give either recipe or recipe_a and recipe_b, not both.")
         gran_m, gran_n, gran_k = _granularities(function, "recipe", recipe, 3)
         return gran_m, gran_k, gran_n, gran_k
-    if recipe_a is not None or recipe_b is not None:
-        if recipe_a is None or recipe_b is None:
-            missing = "recipe_a" if recipe_a is None else "recipe_b"
-            raise InvalidArgumentError(f"{function}: {missing} is missing; recipe_a and recipe_b go together.")
-        gran_m, gran_k_a = _granularities(function, "recipe_a", recipe_a, 2)
-        gran_n, gran_k_b = _granularities(function, "recipe_b", recipe_b, 2)
-        return gran_m, gran_k_a, gran_n, gran_k_b
-    default: Recipe = _registry.backend_for(sfb).default_recipe(sfb.dtype) if not sfb.is_meta else (1, 128, 128)
-    return default[0], default[2], default[1], default[2]
+    if recipe_a is None and recipe_b is None:
+        return None
+    if recipe_a is None or recipe_b is None:
+        missing = "recipe_a" if recipe_a is None else "recipe_b"
+        raise InvalidArgumentError(f"{function}: {missing} is missing; recipe_a and recipe_b go together.")
+    gran_m, gran_k_a = _granularities(function, "recipe_a", recipe_a, 2)
+    gran_n, gran_k_b = _granularities(function, "recipe_b", recipe_b, 2)
+    return gran_m, gran_k_a, gran_n, gran_k_b
+
+
+def default_recipe(sfb: Tensor) -> tuple[int, int, int, int]:
+    """Return (gran_m, gran_k of a, gran_n, gran_k of b) where a call gives no recipe: the backend's default."""
+    backend = _registry.current_backend() if sfb.is_meta else _registry.backend_for(sfb)
+    gran_m, gran_n, gran_k = backend.default_recipe(sfb.dtype)
+    return gran_m, gran_k, gran_n, gran_k
 
 
 def _granularities(function: str, name: str, value: object, length: int) -> tuple[int, ...]:
@@ -281,9 +287,11 @@ def _granularities(function: str, name: str, value: object, length: int) -> tupl
 
 def refuse_ue8m0_cast(function: str, disable_ue8m0_cast: object, tensors: Sequence[Tensor]) -> None:
     """`disable_ue8m0_cast` forbids a backend with exponent scales to take float32 scales."""
+    if disable_ue8m0_cast is False:
+        return
     if not isinstance(disable_ue8m0_cast, bool):
         raise ArgumentTypeError(f"{function}: disable_ue8m0_cast is {disable_ue8m0_cast!r}, expected a bool.")
-    if not disable_ue8m0_cast or all(tensor.dtype is not torch.float32 for tensor in tensors):
+    if all(tensor.dtype is not torch.float32 for tensor in tensors):
         return
     backend = _registry.backend_for(tensors[0])
     if not backend.keeps_float32_scales:
@@ -305,6 +313,8 @@ def epilogue_and_alpha(
     function: str, alpha: object, epilogue: object, epilogue_class: object, sfd: Tensor | None = None
 ) -> tuple[float, Epilogue | None]:
     """Reduce alpha, epilogue and its other spelling to (factor, epilogue that is not plain)."""
+    if alpha is None and epilogue is None and epilogue_class is None:
+        return 1.0, None
     if epilogue_class is not None:
         if epilogue is not None:
             raise InvalidArgumentError(f"{function}: give epilogue or epilogue_class (two names of one argument), not both.")
@@ -326,6 +336,8 @@ def epilogue_and_alpha(
 
 def output_dtypes(epilogue: Epilogue | None) -> tuple[torch.dtype, ...]:
     """Return the dtypes an epilogue can store."""
+    if epilogue is None:
+        return _OUTPUT_DTYPES
     if isinstance(epilogue, FP8CastWithClamp):
         return (torch.float8_e4m3fn,)
     if isinstance(epilogue, BF16StochasticRounding):

@@ -31,22 +31,25 @@ def run_dense(
     alpha: float = 1.0,
     epilogue: Epilogue | None = None,
     scales: Any = None,
+    **scale_tensors: Tensor,
 ) -> None:
     """Check everything but the scales, treat empty problems, attach scales, call the backend.
 
     Args:
         scales: function that returns both operands with their scales attached; called for non-empty problems only
             (contract 1.8: empty problems end before any look at the scales).
+        scale_tensors: sfa and sfb, for the checks of devices and overlap.
     """
     validate.require_equal_k(function, a, b)
     m, n = a.mn, b.mn
     d = validate.output(function, "d", d, (m, n), validate.output_dtypes(epilogue), "(m, n)")
     c = validate.addend(function, c, d)
-    validate.require_same_device(function, d, a=a.data, b=b.data)
-    validate.epilogue_outputs(function, epilogue, c, m, n, d.device)
+    validate.require_same_device(function, d, a=a.data, b=b.data, **scale_tensors)
+    if epilogue is not None:
+        validate.epilogue_outputs(function, epilogue, c, m, n, d.device)
     if m == 0 or n == 0:
         return
-    validate.refuse_overlap(function, "d", d, a=a.data, b=b.data)
+    validate.refuse_overlap(function, "d", d, a=a.data, b=b.data, **scale_tensors)
     if a.k == 0:
         write_empty_product(d, c, epilogue)
         return
@@ -88,11 +91,10 @@ def _quantised(
     factor, store = validate.epilogue_and_alpha(function, alpha, epilogue, epilogue_class)
     validate.compiled_dims(function, compiled_dims)
     validate.refuse_ue8m0_cast(function, disable_ue8m0_cast, (sfa, sfb))
-    validate.require_same_device(function, a_data, sfa=sfa, sfb=sfb)
-    gran_m, gran_k_a, gran_n, gran_k_b = validate.recipes(function, recipe, recipe_a, recipe_b, sfb)
+    granularities = validate.recipes(function, recipe, recipe_a, recipe_b)
 
     def scales(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-        validate.refuse_overlap(function, "d", d, sfa=sfa, sfb=sfb)
+        gran_m, gran_k_a, gran_n, gran_k_b = granularities or validate.default_recipe(sfb)
         return (
             validate.with_scales(function, "sfa", a, sfa, gran_m, gran_k_a),
             validate.with_scales(function, "sfb", b, sfb, gran_n, gran_k_b),
@@ -100,7 +102,7 @@ def _quantised(
 
     left = validate.matrix(function, "a", a_data, ndim=2, kinds=("fp8", "fp4"))
     right = validate.matrix(function, "b", b_data, ndim=2, kinds=("fp8", "fp4"))
-    run_dense(function, left, right, d, c, factor, store, scales)
+    run_dense(function, left, right, d, c, factor, store, scales, sfa=sfa, sfb=sfb)
 
 
 def fp8_fp4_gemm_nt(

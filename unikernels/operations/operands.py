@@ -12,9 +12,9 @@ from ..scale_layouts import Scales
 Kind = Literal["bf16", "fp8", "fp4", "fp32"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # immutable by convention: freezing would cost every call 3 us
 class Operand:
-    """One matrix operand, logically [mn, k], or [num_groups, mn, k].
+    """One matrix operand, logically [mn, k], or [num_groups, mn, k]. Treat it as immutable.
 
     Attributes:
         data: [.., mn, k] for bf16, fp32 and fp8 (e4m3fn), one of the last two strides being 1. For fp4 (two E2M1 codes a
