@@ -1,0 +1,158 @@
+"""The check of a scale tensor a user passed, and the wording of its refusals.
+
+The accepting path runs in every GEMM call: it looks at dtype and shape and makes no tensor.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from unikernels.errors import ArgumentTypeError, InvalidArgumentError
+
+from .formats import FORMAT_OF_DTYPE, ScaleFormat, Scales
+from .native_packing import transcode
+
+_BYTE_DTYPES = frozenset({torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8)})
+_KNOWN_GRANULARITIES = ((1, 32), (1, 128), (128, 128), (128, 32))
+
+
+def normalize_scales(
+    tensor: Tensor,
+    *,
+    mn: int,
+    k: int,
+    gran_mn: int,
+    gran_k: int,
+    num_groups: int | None = None,
+    name: str,
+    function: str,
+) -> Scales:
+    """Return `tensor` as the scales of a [mn, k] matrix, or [num_groups, mn, k]; the shape must fit exactly.
+
+    With R = ceil(mn / gran_mn) rows and B = ceil(k / gran_k) blocks, any strides:
+
+    * float32 [.., R, B];
+    * int32 [.., R, ceil(B / 4)] and int16 [.., R, ceil(B / 2)], UE8M0 exponents, first block in the low byte;
+    * uint8 or float8_e8m0fnu, one exponent a byte: flat [.., R, B] or in pairs [.., R, ceil(B / 2), 2]; these become
+      int16 words. The padding byte of an odd last pair is dropped.
+
+    Args:
+        name: the argument, for example "sfb"; messages name the recipe argument that goes with it.
+        function: the public function, first word of every message.
+    Raises:
+        InvalidArgumentError: dtype or shape do not fit; received and expected shape are named.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ArgumentTypeError(
+            f"{function}: {name} is a {type(tensor).__name__}, expected a tensor of block scales.\n"
+            "  Pass the operand as a pair (data, scales)."
+        )
+    scale_format = FORMAT_OF_DTYPE.get(tensor.dtype)
+    rows = mn if gran_mn == 1 else -(-mn // gran_mn)
+    num_blocks = -(-k // gran_k)
+    leading = () if num_groups is None else (num_groups,)
+    if scale_format is None:
+        words = _words_of_bytes(tensor, (*leading, rows), num_blocks)
+        if words is None:
+            _refuse(tensor, mn, k, gran_mn, gran_k, leading, name, function)
+        return Scales(words, ScaleFormat.UE8M0X2_INT16, gran_mn, gran_k, mn, k)
+    per_word = scale_format.per_word
+    num_words = num_blocks if per_word == 1 else -(-num_blocks // per_word)
+    if tensor.shape != (*leading, rows, num_words):
+        _refuse(tensor, mn, k, gran_mn, gran_k, leading, name, function)
+    return Scales(tensor, scale_format, gran_mn, gran_k, mn, k)
+
+
+def _words_of_bytes(tensor: Tensor, row_shape: tuple[int, ...], num_blocks: int) -> Tensor | None:
+    """Return int16 words of a byte tensor in flat or pair form, or None if it is neither."""
+    if tensor.dtype not in _BYTE_DTYPES:
+        return None
+    num_words = -(-num_blocks // 2)
+    if tensor.shape == (*row_shape, num_words, 2):
+        source = tensor.view(torch.uint8)
+        if num_blocks % 2 == 0 and source.is_contiguous() and source.storage_offset() % 2 == 0:
+            return source.view(torch.int16).squeeze(-1)
+        source = source.flatten(-2)
+    elif tensor.shape == (*row_shape, num_blocks):
+        source = tensor.view(torch.uint8)
+    else:
+        return None
+    words = torch.empty((*row_shape, num_words), dtype=torch.int16, device=tensor.device)
+    transcode(source, num_blocks, words, num_blocks)
+    return words
+
+
+def _expected_shape(
+    dtype: torch.dtype, mn: int, k: int, gran_mn: int, gran_k: int, leading: tuple[int, ...]
+) -> tuple[int, ...]:
+    scale_format = FORMAT_OF_DTYPE.get(dtype)
+    per_word = 1 if scale_format is None else scale_format.per_word
+    return (*leading, -(-mn // gran_mn), -(-(-(-k // gran_k)) // per_word))
+
+
+def _refuse(
+    tensor: Tensor,
+    mn: int,
+    k: int,
+    gran_mn: int,
+    gran_k: int,
+    leading: tuple[int, ...],
+    name: str,
+    function: str,
+) -> NoReturn:
+    if tensor.dtype not in FORMAT_OF_DTYPE and tensor.dtype not in _BYTE_DTYPES:
+        raise InvalidArgumentError(
+            f"{function}: {name} has dtype {tensor.dtype}, expected scales in torch.float32, or UE8M0 exponents in "
+            "torch.int32 (4 per word), torch.int16 (2 per word), torch.uint8 or torch.float8_e8m0fnu.\n"
+            "  Convert plain scale factors with .float()."
+        )
+    expected = _expected_shape(tensor.dtype, mn, k, gran_mn, gran_k, leading)
+    wanted = str(expected)
+    if tensor.dtype in _BYTE_DTYPES:
+        wanted += f" or {(*expected[:-1], -(-expected[-1] // 2), 2)}"
+    groups = "" if not leading else f"{leading[0]} groups, "
+    packing = ""
+    scale_format = FORMAT_OF_DTYPE.get(tensor.dtype)
+    if scale_format is not None and scale_format.is_packed:
+        packing = f", {scale_format.per_word} exponents per {str(scale_format.dtype).removeprefix('torch.')} word"
+    raise InvalidArgumentError(
+        f"{function}: {name} has shape {tuple(tensor.shape)}, expected {wanted}: one scale per {gran_mn}x{gran_k} block "
+        f"of a {mn}x{k} matrix ({groups}{-(-mn // gran_mn)} rows of {-(-k // gran_k)} scales{packing}).\n"
+        f"  {_hint(tensor, mn, k, gran_mn, gran_k, leading, expected, name)}"
+    )
+
+
+def _hint(
+    tensor: Tensor,
+    mn: int,
+    k: int,
+    gran_mn: int,
+    gran_k: int,
+    leading: tuple[int, ...],
+    expected: tuple[int, ...],
+    name: str,
+) -> str:
+    shape = tuple(tensor.shape)
+    recipe = {"sfa": "recipe_a", "sfb": "recipe_b"}.get(name, "the recipe")
+    fitting = [
+        known
+        for known in _KNOWN_GRANULARITIES
+        if known != (gran_mn, gran_k) and shape == _expected_shape(tensor.dtype, mn, k, *known, leading)
+    ]
+    if fitting:
+        known_mn, known_k = fitting[0]
+        return (
+            f"The shape fits one scale per {known_mn}x{known_k} block: if that is meant, say so with "
+            f"{recipe}={(known_mn, known_k)} (in force is {(gran_mn, gran_k)})."
+        )
+    if len(shape) == len(expected) and shape == (*expected[:-2], expected[-1], expected[-2]):
+        return f"The last two dimensions look exchanged: pass {name}.transpose(-1, -2); any strides are accepted."
+    if len(shape) == len(expected) and shape[-1] == expected[-1] and shape[-2] < expected[-2]:
+        return (
+            f"{expected[-2]} rows are needed: the last block counts although it is partial. Quantise the whole matrix "
+            f"of {mn} rows, or pad the scales."
+        )
+    return f"Quantise with gran_k={gran_k} and pass the scales unchanged, or describe them with {recipe}."
