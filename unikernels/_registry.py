@@ -29,8 +29,9 @@ AUTO = "auto"
 
 _in_context: ContextVar[str | None] = ContextVar("unikernels_backend", default=None)
 _process_choice: str | None = None
-#: (operation, explicit choice or None for UNIKERNELS_BACKEND, device type) -> bound method.
-_bound: dict[tuple[str, str | None, str], Callable[[Any], Any]] = {}
+#: explicit choice (None: UNIKERNELS_BACKEND) -> device type -> operation -> bound method; nested because hashing a
+#: tuple of three would cost a third of the lookup.
+_bound: dict[str | None, dict[str, dict[str, Callable[[Any], Any]]]] = {}
 _chosen: dict[tuple[str | None, str], Backend] = {}
 _reported_fallbacks: set[tuple[str, str]] = set()
 
@@ -197,11 +198,12 @@ def bound(operation: str, tensor: Tensor) -> Callable[[Any], Any]:
         UnsupportedOperationError: the backend lacks the operation and no fallback was asked for.
     """
     # `is_cpu` first: `device.type` alone costs more than the rest of the lookup.
-    key = (operation, _in_context.get() or _process_choice, "cpu" if tensor.is_cpu else tensor.device.type)
+    device_type = "cpu" if tensor.is_cpu else tensor.device.type
     try:
-        return _bound[key]
+        return _bound[_in_context.get() or _process_choice][device_type][operation]
     except KeyError:
-        return _bound.setdefault(key, _bind(operation, selected(), key[2]))
+        methods = _bound.setdefault(_in_context.get() or _process_choice, {}).setdefault(device_type, {})
+        return methods.setdefault(operation, _bind(operation, selected(), device_type))
 
 
 def _bind(operation: str, name: str, device_type: str) -> Callable[[Any], Any]:
