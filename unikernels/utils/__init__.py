@@ -6,7 +6,7 @@ timing in `unikernels.testing`.
 NaN, infinity and overflow are treated alike by every cast here:
 
 * A finite value beyond the format's maximum saturates (448 for E4M3, 6 for E2M1).
-* +-inf counts as +-(largest float32): the scale stays finite, the payload is the format's maximum with that sign.
+* +-inf counts as +-(largest float32): the scale stays finite, and the payload is what that number gets.
 * NaN does not enter the block maximum, so other values of its block are unaffected. In E4M3 it stays NaN; E2M1 has no
   NaN, so the block's scale becomes NaN (packed: byte 255) and the whole block decodes to NaN.
 * An all-zero block gets the scale of the maximum 1e-4: payload zero, scale finite and positive.

@@ -37,7 +37,7 @@ _THRESHOLDS = (0.25, 0.75 - 2**-24, 1.25, 1.75 - 2**-23, 2.5, 3.5 - 2**-22, 5.0)
 def _codes(x: Tensor) -> Tensor:
     """Return the E2M1 code of each float32 as uint8; NaN gives the code of 6, a zero result has no sign."""
     thresholds = torch.tensor(_THRESHOLDS, dtype=torch.float32, device=x.device)
-    code = torch.bucketize(x.abs(), thresholds, out_int32=True).to(torch.uint8)
+    code = torch.bucketize(x.abs().contiguous(), thresholds, out_int32=True).to(torch.uint8)
     return code | (((x < 0) & (code != 0)).to(torch.uint8) << 3)
 
 

@@ -27,13 +27,14 @@ def checked_matrix(x: Tensor, caller: str, name: str = "x") -> Tensor:
 
 
 def checked_float(x: Tensor, caller: str, name: str = "x") -> Tensor:
-    """Return a floating input as float32, or refuse it."""
+    """Return a floating input as float32 with infinities as the largest finite values, or refuse it."""
     if x.dtype not in _FLOAT_DTYPES:
         raise InvalidArgumentError(
             f"{caller}: {name} has dtype {x.dtype}, expected bfloat16, float16, float32 or float64 values to quantise. "
             f"Values that are quantised already must be cast back first."
         )
-    return x.float()
+    largest = torch.finfo(torch.float32).max
+    return x.float().clamp(-largest, largest)  # keeps NaN
 
 
 def check_granularity(gran_k: int, caller: str) -> None:
@@ -52,11 +53,11 @@ def check_packing(use_ue8m0: bool, use_packed_ue8m0: bool, caller: str) -> None:
 
 
 def block_amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Return max |x| over `dims` (kept with size 1), ignoring NaN, with inf as the float32 maximum, floored."""
+    """Return max |x| over `dims` (kept with size 1), ignoring NaN, at least AMAX_FLOOR."""
     if x.numel() == 0:  # amax refuses to reduce an empty dimension
         shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
         return torch.full(shape, AMAX_FLOOR, dtype=torch.float32, device=x.device)
-    magnitude = x.abs().nan_to_num_(nan=0.0, posinf=torch.finfo(torch.float32).max)
+    magnitude = x.abs().nan_to_num_(nan=0.0)
     # amax over no dimension would reduce all of them.
     return (magnitude.amax(dim=dims, keepdim=True) if dims else magnitude).clamp_(min=AMAX_FLOOR)
 
