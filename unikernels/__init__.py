@@ -28,6 +28,7 @@ from .api.gemm import (
     fp8_gemm_tn,
     fp8_gemm_tt,
 )
+from .api.hyper_connection import mega_mhc, tf32_hc_prenorm_gemm
 from .api.runtime import (
     get_deterministic_algorithms,
     get_k_alignment_for_contiguous_layout,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .operations.gemm import GemmProblem
+    from .operations.hc_prenorm import HcPrenormProblem
+    from .operations.mega_mhc import MegaMhcProblem
 
 #: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
 Recipe = tuple[int, int, int]
@@ -86,6 +88,14 @@ class Backend:
     def gemm(self, problem: GemmProblem) -> None:
         """D = C + alpha * A @ B.T."""
         raise self._missing("gemm")
+
+    def hc_prenorm_gemm(self, problem: HcPrenormProblem) -> None:
+        """D = A @ tf32(B).T and the row sums of squares of A, as partial sums over splits of K."""
+        raise self._missing("hc_prenorm_gemm")
+
+    def mega_mhc(self, problem: MegaMhcProblem) -> None:
+        """New residual streams and mixes of a hyper-connection step, and its normalised output."""
+        raise self._missing("mega_mhc")
 
     @classmethod
     def implements(cls, operation: str) -> bool:

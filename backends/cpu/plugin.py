@@ -14,7 +14,7 @@ from unikernels.backend import Backend
 from unikernels.scale_layouts import ScaleFormat
 
 if TYPE_CHECKING:
-    from unikernels.operations import GemmProblem
+    from unikernels.operations import GemmProblem, HcPrenormProblem, MegaMhcProblem
 
 
 class CpuBackend(Backend):
@@ -34,6 +34,16 @@ class CpuBackend(Backend):
         from .kernels.gemm import gemm
 
         gemm(problem)
+
+    def hc_prenorm_gemm(self, problem: HcPrenormProblem) -> None:
+        from .kernels.hc_prenorm import hc_prenorm_gemm
+
+        hc_prenorm_gemm(problem)
+
+    def mega_mhc(self, problem: MegaMhcProblem) -> None:
+        from .kernels.mega_mhc import mega_mhc
+
+        mega_mhc(problem)
 
 
 @hookimpl

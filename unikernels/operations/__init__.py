@@ -2,8 +2,22 @@
 
 from .base import Case, Cost, Operation
 from .gemm import GEMM, GemmProblem
+from .hc_prenorm import HC_PRENORM, HcPrenormProblem
+from .mega_mhc import MEGA_MHC, MegaMhcProblem
 from .operands import Operand
 
-ALL: tuple[Operation, ...] = (GEMM,)
+ALL: tuple[Operation, ...] = (GEMM, HC_PRENORM, MEGA_MHC)
 
-__all__ = ["ALL", "GEMM", "Case", "Cost", "GemmProblem", "Operand", "Operation"]
+__all__ = [
+    "ALL",
+    "GEMM",
+    "HC_PRENORM",
+    "MEGA_MHC",
+    "Case",
+    "Cost",
+    "GemmProblem",
+    "HcPrenormProblem",
+    "MegaMhcProblem",
+    "Operand",
+    "Operation",
+]
