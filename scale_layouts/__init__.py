@@ -7,18 +7,38 @@ from .checks import normalize_scales
 from .convert import convert_scales, is_canonical, masked_valid_rows, psum_valid_rows
 from .decode import decode_scales, expand_scales, is_power_of_two, scale_exponents
 from .formats import ScaleFormat, Scales, format_of
+from .grouped import KGroups, convert_k_grouped_scales, k_grouped_exponents, k_grouped_scales, k_groups
+from .transforms import (
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_tensor,
+    get_tma_aligned_size,
+    transform_k_grouped_sf,
+    transform_sf,
+)
 
 __all__ = [
+    "KGroups",
     "ScaleFormat",
     "Scales",
+    "convert_k_grouped_scales",
     "convert_scales",
     "decode_scales",
     "expand_scales",
     "format_of",
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
+    "get_mn_major_tma_aligned_tensor",
+    "get_tma_aligned_size",
     "is_canonical",
     "is_power_of_two",
+    "k_grouped_exponents",
+    "k_grouped_scales",
+    "k_groups",
     "masked_valid_rows",
     "normalize_scales",
     "psum_valid_rows",
     "scale_exponents",
+    "transform_k_grouped_sf",
+    "transform_sf",
 ]

@@ -100,7 +100,7 @@ def convert_scales(
     elif masked_m is not None:
         valid_rows = masked_valid_rows(masked_m, scales.mn)
     if scales.gran_k < target_gran_k:
-        scales = _coarser(scales, target_gran_k, valid_rows, name)
+        scales = _coarser(scales, scale_format, target_gran_k, valid_rows, name)
     if scale_format is ScaleFormat.FP32:
         return _to_float(scales, target_gran_k)
     return _to_packed(scales, scale_format, target_gran_k, valid_rows, name)
@@ -190,14 +190,20 @@ def _laid_out(scales: Scales, gran_k: int) -> Tensor | None:
     return _restrided(data, scales.mn) if gran_k == ASCEND_GRAN_K else None
 
 
-def _coarser(scales: Scales, gran_k: int, valid_rows: Tensor | None, name: str) -> Scales:
-    """Return uint8 exponents or float32 scales of granularity `gran_k`, each merged run being constant."""
+def _coarser(
+    scales: Scales, scale_format: ScaleFormat, gran_k: int, valid_rows: Tensor | None, name: str
+) -> Scales:
+    """Return scales of granularity `gran_k`, merging equal ones; `data` is float32 or one exponent a byte."""
     factor = gran_k // scales.gran_k
-    values = scales.data if scales.format is ScaleFormat.FP32 else scale_exponents(scales, name=name)
+    if valid_rows is not None and scales.gran_mn > 1:
+        valid_rows = _valid_blocks(valid_rows, scales.gran_mn)
+    if scales.format is ScaleFormat.FP32 and scale_format is ScaleFormat.FP32:
+        values = scales.data
+    else:
+        values = scale_exponents(scales, valid_rows=valid_rows, name=name)
     merged = values[..., ::factor]
-    spread = merged.repeat_interleave(factor, -1)[..., : values.shape[-1]]
-    differs = values != spread
-    if valid_rows is not None and scales.gran_mn == 1:
+    differs = values != merged.repeat_interleave(factor, -1)[..., : values.shape[-1]]
+    if valid_rows is not None:
         differs &= valid_rows.unsqueeze(-1)
     if bool(differs.any()):
         position = differs.nonzero()[0].tolist()
@@ -207,6 +213,11 @@ def _coarser(scales: Scales, gran_k: int, valid_rows: Tensor | None, name: str) 
             f"  Keep gran_k={scales.gran_k}, or quantise again with gran_k={gran_k}."
         )
     return Scales(merged, scales.format, scales.gran_mn, gran_k, scales.mn, scales.k)
+
+
+def _valid_blocks(valid_rows: Tensor, gran_mn: int) -> Tensor:
+    padding = -valid_rows.shape[-1] % gran_mn
+    return torch.nn.functional.pad(valid_rows, (0, padding)).unflatten(-1, (-1, gran_mn)).any(-1)
 
 
 def _to_float(scales: Scales, gran_k: int) -> Scales:

@@ -26,11 +26,15 @@ def decode_scales(scales: Scales) -> Tensor:
     """
     if scales.format is ScaleFormat.FP32:
         return scales.data
-    return _unpacked(scales, torch.float32, name="scales")
+    return _unpacked(scales, torch.float32)
 
 
-def scale_exponents(scales: Scales, *, name: str = "scales") -> Tensor:
+def scale_exponents(scales: Scales, *, valid_rows: Tensor | None = None, name: str = "scales") -> Tensor:
     """Return e with scale = 2^(e - 127) for every block.
+
+    Args:
+        valid_rows: bool [.., ceil(mn / gran_mn)]; scale rows that are False are not read and give 0.
+        name: what messages call the tensor.
 
     Returns:
         uint8 [.., ceil(mn / gran_mn), ceil(k / gran_k)], contiguous.
@@ -38,7 +42,7 @@ def scale_exponents(scales: Scales, *, name: str = "scales") -> Tensor:
         InvalidArgumentError: a float32 scale is negative, infinite, NaN or no power of two; the first such position
             and its value are named. Zero and 2^-127 both give 0.
     """
-    return _unpacked(scales, torch.uint8, name=name)
+    return _unpacked(scales, torch.uint8, valid_rows, name)
 
 
 def expand_scales(scales: Scales, *, along_k: bool = False) -> Tensor:
@@ -83,8 +87,9 @@ def refuse_bad_scale(source: Tensor, index: int, name: str) -> None:
     )
 
 
-def _unpacked(scales: Scales, dtype: torch.dtype, *, name: str) -> Tensor:
+def _unpacked(scales: Scales, dtype: torch.dtype, valid_rows: Tensor | None = None, name: str = "scales") -> Tensor:
     shape = (*scales.leading_shape, scales.num_mn_blocks, scales.num_k_blocks)
     out = torch.empty(shape, dtype=dtype, device=scales.data.device)
-    refuse_bad_scale(scales.data, transcode(scales.data, shape[-1], out, shape[-1]), name)
+    bad = transcode(scales.data, shape[-1], out, shape[-1], valid_rows=valid_rows)
+    refuse_bad_scale(scales.data, bad, name)
     return out
