@@ -18,7 +18,7 @@ def _parameters():
             yield pytest.param(operation, case, backend, id=f"{operation.name}-{case.id}-{backend}", marks=marks)
 
 
-@pytest.mark.parametrize(("operation", "case", "backend"), _parameters())
+@pytest.mark.parametrize(("operation", "case", "backend"), list(_parameters()))
 def test_parity(operation, case, backend):
     reason = _registry.available_backends()[backend]
     if reason is not None:

@@ -29,6 +29,21 @@ from .api.gemm import (
     fp8_gemm_tt,
 )
 from .api.hyper_connection import mega_mhc, tf32_hc_prenorm_gemm
+from .api.m_grouped import (
+    bf16_m_grouped_gemm_nt_masked,
+    fp8_m_grouped_gemm_nt_masked,
+    m_grouped_bf16_gemm_nn_contiguous,
+    m_grouped_bf16_gemm_nt_contiguous,
+    m_grouped_bf16_gemm_nt_masked,
+    m_grouped_fp4_gemm_nt_contiguous,
+    m_grouped_fp4_gemm_nt_masked,
+    m_grouped_fp8_fp4_gemm_nn_contiguous,
+    m_grouped_fp8_fp4_gemm_nt_contiguous,
+    m_grouped_fp8_fp4_gemm_nt_masked,
+    m_grouped_fp8_gemm_nn_contiguous,
+    m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_masked,
+)
 from .api.runtime import (
     get_deterministic_algorithms,
     get_k_alignment_for_contiguous_layout,

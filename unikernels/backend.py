@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from .operations.gemm import GemmProblem
     from .operations.hc_prenorm import HcPrenormProblem
+    from .operations.m_grouped import GroupedGemmProblem
     from .operations.mega_mhc import MegaMhcProblem
 
 #: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
@@ -40,6 +41,8 @@ class Backend:
         scale_format: the scale layout its kernels consume; the others are converted on entry.
         mk_alignment: default alignment of groups along M and K, in rows.
         has_fixed_mk_alignment: whether that alignment cannot be changed.
+        needs_aligned_groups: whether kernels read one row label per aligned block (index layout), so that a group that
+            starts elsewhere would be computed with another group's B.
         keeps_float32_scales: whether float32 scales reach the arithmetic as they are (no cast to UE8M0).
     """
 
@@ -49,6 +52,7 @@ class Backend:
     scale_format: ClassVar[ScaleFormat] = ScaleFormat.UE8M0X4_INT32
     mk_alignment: ClassVar[int] = 128
     has_fixed_mk_alignment: ClassVar[bool] = False
+    needs_aligned_groups: ClassVar[bool] = True
     keeps_float32_scales: ClassVar[bool] = False
 
     def unavailable_reason(self) -> str | None:
@@ -96,6 +100,10 @@ class Backend:
     def mega_mhc(self, problem: MegaMhcProblem) -> None:
         """New residual streams and mixes of a hyper-connection step, and its normalised output."""
         raise self._missing("mega_mhc")
+
+    def m_grouped_gemm(self, problem: GroupedGemmProblem) -> None:
+        """D[row] = alpha * A[row] @ B[group of row].T, rows grouped by labels, end offsets or masks."""
+        raise self._missing("m_grouped_gemm")
 
     @classmethod
     def implements(cls, operation: str) -> bool:

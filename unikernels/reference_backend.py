@@ -19,6 +19,7 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     device_types = ("cpu", "cuda", "npu", "xpu", "mps")
+    needs_aligned_groups = False
 
 
 def _method(reference: Callable[[Any], Any]) -> Callable[[Backend, Any], Any]:

@@ -14,7 +14,7 @@ from unikernels.backend import Backend
 from unikernels.scale_layouts import ScaleFormat
 
 if TYPE_CHECKING:
-    from unikernels.operations import GemmProblem, HcPrenormProblem, MegaMhcProblem
+    from unikernels.operations import GemmProblem, GroupedGemmProblem, HcPrenormProblem, MegaMhcProblem
 
 
 class CpuBackend(Backend):
@@ -25,6 +25,7 @@ class CpuBackend(Backend):
     auto_device_types = ("cpu",)
     # What `transform_sf_into_required_layout` produces; kernels read every format as it is.
     scale_format = ScaleFormat.UE8M0X4_INT32
+    needs_aligned_groups = False
     keeps_float32_scales = True
 
     def num_cores(self) -> int:
@@ -44,6 +45,11 @@ class CpuBackend(Backend):
         from .kernels.mega_mhc import mega_mhc
 
         mega_mhc(problem)
+
+    def m_grouped_gemm(self, problem: GroupedGemmProblem) -> None:
+        from .kernels.m_grouped import m_grouped_gemm
+
+        m_grouped_gemm(problem)
 
 
 @hookimpl

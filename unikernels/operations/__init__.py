@@ -3,19 +3,23 @@
 from .base import Case, Cost, Operation
 from .gemm import GEMM, GemmProblem
 from .hc_prenorm import HC_PRENORM, HcPrenormProblem
+from .m_grouped import M_GROUPED_GEMM, GroupedGemmProblem, GroupLayout
 from .mega_mhc import MEGA_MHC, MegaMhcProblem
 from .operands import Operand
 
-ALL: tuple[Operation, ...] = (GEMM, HC_PRENORM, MEGA_MHC)
+ALL: tuple[Operation, ...] = (GEMM, M_GROUPED_GEMM, HC_PRENORM, MEGA_MHC)
 
 __all__ = [
     "ALL",
     "GEMM",
     "HC_PRENORM",
     "MEGA_MHC",
+    "M_GROUPED_GEMM",
     "Case",
     "Cost",
     "GemmProblem",
+    "GroupLayout",
+    "GroupedGemmProblem",
     "HcPrenormProblem",
     "MegaMhcProblem",
     "Operand",
