@@ -64,5 +64,29 @@ from .api.runtime import (
     shutdown,
     use_deterministic_algorithms,
 )
+from .locality_domain import (
+    destroy_localizer,
+    get_num_locality_domains,
+    is_localization_available,
+    is_localized,
+    localize,
+)
+from .utils import (
+    align,
+    cast_back_from_fp4,
+    cast_back_from_fp8,
+    ceil_div,
+    ceil_to_ue8m0,
+    init_dist,
+    pack_ue8m0_to_int,
+    per_block_cast_to_fp8,
+    per_channel_cast_to_fp8,
+    per_custom_dims_cast_to_fp8,
+    per_token_cast_to_fp4,
+    per_token_cast_to_fp8,
+    transpose_packed_fp4,
+    unpack_ue8m0_from_int,
+    uneven_all_gather,
+)
 
 __version__ = "0.1.0"

@@ -36,9 +36,10 @@ def _quantise(accumulator: Tensor, d: Tensor, epilogue: FP8CastWithClamp, first_
     limit = epilogue.clamp_value
     if limit is not None:
         if epilogue.clamped_count is not None:
-            count = int((values.abs() > limit).sum().item())
-            # Several GEMMs of one batch share the counter; the caller zeroes it before the first.
-            epilogue.clamped_count.copy_(epilogue.clamped_count.to(torch.int64) + count)
+            count = (values.abs() > limit).sum()
+            # The GEMMs of a batch share the counter; the first one starts it.
+            before = epilogue.clamped_count.to(torch.int64) if first_block else 0
+            epilogue.clamped_count.copy_(before + count)
         values = torch.where(values.isnan(), values, values.clamp(-limit, limit))
     blocks = values.view(m, n // 32, 32)
     scaled_amax = blocks.abs().amax(-1).clamp(min=_AMAX_FLOOR) / _E4M3_MAX
