@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unikernels.errors import ArgumentTypeError, InvalidArgumentError
 
-from .formats import FORMAT_OF_DTYPE, ScaleFormat, Scales
+from .formats import FORMAT_OF_DTYPE, ScaleFormat, Scales, ceil_div
 from .native_packing import transcode
 
 _BYTE_DTYPES = frozenset({torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8)})
@@ -90,7 +90,7 @@ def _expected_shape(
 ) -> tuple[int, ...]:
     scale_format = FORMAT_OF_DTYPE.get(dtype)
     per_word = 1 if scale_format is None else scale_format.per_word
-    return (*leading, -(-mn // gran_mn), -(-(-(-k // gran_k)) // per_word))
+    return (*leading, ceil_div(mn, gran_mn), ceil_div(ceil_div(k, gran_k), per_word))
 
 
 def _refuse(
@@ -119,8 +119,9 @@ def _refuse(
     if scale_format is not None and scale_format.is_packed:
         packing = f", {scale_format.per_word} exponents per {str(scale_format.dtype).removeprefix('torch.')} word"
     raise InvalidArgumentError(
-        f"{function}: {name} has shape {tuple(tensor.shape)}, expected {wanted}: one scale per {gran_mn}x{gran_k} block "
-        f"of a {mn}x{k} matrix ({groups}{-(-mn // gran_mn)} rows of {-(-k // gran_k)} scales{packing}).\n"
+        f"{function}: {name} has shape {tuple(tensor.shape)}, expected {wanted}: one scale per "
+        f"{gran_mn}x{gran_k} block of a {mn}x{k} matrix ({groups}{ceil_div(mn, gran_mn)} rows of {ceil_div(k, gran_k)} "
+        f"scales{packing}).\n"
         f"  {_hint(tensor, mn, k, gran_mn, gran_k, leading, expected, name)}"
     )
 

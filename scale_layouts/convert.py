@@ -144,8 +144,8 @@ def _target_gran_k(scales: Scales, scale_format: ScaleFormat, gran_k: int | None
         )
     if max(gran_k, scales.gran_k) % min(gran_k, scales.gran_k):
         raise InvalidArgumentError(
-            f"{name}: scales of granularity {scales.gran_k} along K cannot become granularity {gran_k}, expected one to "
-            "divide the other.\n  Quantise again with the wanted gran_k."
+            f"{name}: scales of granularity {scales.gran_k} along K cannot become granularity {gran_k}, expected one "
+            "to divide the other.\n  Quantise again with the wanted gran_k."
         )
     return gran_k
 
@@ -155,7 +155,7 @@ def _restrided(data: Tensor, pitch: int, *, any_wider: bool = False) -> Tensor |
 
     The stride of an axis of length 1 says nothing; there the canonical one is put in, without a copy.
     """
-    mn, num_words = data.shape[-2:]
+    num_words = data.shape[-1]
     if any_wider and num_words > 1:
         actual = data.stride(-1)
         if actual > pitch and actual % (_TMA_BYTES // data.element_size()) == 0:
@@ -190,9 +190,7 @@ def _laid_out(scales: Scales, gran_k: int) -> Tensor | None:
     return _restrided(data, scales.mn) if gran_k == ASCEND_GRAN_K else None
 
 
-def _coarser(
-    scales: Scales, scale_format: ScaleFormat, gran_k: int, valid_rows: Tensor | None, name: str
-) -> Scales:
+def _coarser(scales: Scales, scale_format: ScaleFormat, gran_k: int, valid_rows: Tensor | None, name: str) -> Scales:
     """Return scales of granularity `gran_k`, merging equal ones; `data` is float32 or one exponent a byte."""
     factor = gran_k // scales.gran_k
     if valid_rows is not None and scales.gran_mn > 1:
@@ -235,9 +233,7 @@ def _to_float(scales: Scales, gran_k: int) -> Scales:
     return Scales(out, ScaleFormat.FP32, scales.gran_mn, gran_k, scales.mn, scales.k)
 
 
-def _to_packed(
-    scales: Scales, scale_format: ScaleFormat, gran_k: int, valid_rows: Tensor | None, name: str
-) -> Scales:
+def _to_packed(scales: Scales, scale_format: ScaleFormat, gran_k: int, valid_rows: Tensor | None, name: str) -> Scales:
     num_blocks = -(-scales.k // gran_k)
     num_words = -(-num_blocks // scale_format.per_word)
     pitch = align(scales.mn, 4) if scale_format is ScaleFormat.UE8M0X4_INT32 else scales.mn

@@ -80,8 +80,8 @@ def refuse_bad_scale(source: Tensor, index: int, name: str) -> None:
     position.reverse()
     value = float(source[tuple(position)])
     raise InvalidArgumentError(
-        f"{name}[{', '.join(map(str, position))}] = {value!r} cannot be stored as a UE8M0 exponent, expected a power of "
-        "two from 2^-127 to 2^127: changing the scale alone would change payload x scale.\n"
+        f"{name}[{', '.join(map(str, position))}] = {value!r} cannot be stored as a UE8M0 exponent, expected a power "
+        "of two from 2^-127 to 2^127: changing the scale alone would change payload x scale.\n"
         "  Requantise the payload together with its scales (per_token_cast_to_fp8, per_block_cast_to_fp8, .. with "
         "use_ue8m0=True), or use a backend that takes float32 scales."
     )

@@ -6,7 +6,7 @@ Only descriptions live here; reading bytes is in decode.py, changing the layout 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -59,11 +59,12 @@ def format_of(dtype: torch.dtype) -> ScaleFormat | None:
     return FORMAT_OF_DTYPE.get(dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Scales:
     """Block scales of a logical [.., mn, k] matrix: element (i, j) has scale (i // gran_mn, j // gran_k).
 
-    Nothing is checked on construction (it happens in every call); `normalize_scales` builds one from a user's tensor.
+    Immutable, compared by identity. Nothing is checked on construction (it happens in every call); `normalize_scales`
+    builds one from a user's tensor.
 
     Attributes:
         data: [.., ceil(mn / gran_mn), ceil(ceil(k / gran_k) / per_word)] of `format.dtype`, any strides.
@@ -78,6 +79,15 @@ class Scales:
     gran_k: int
     mn: int
     k: int
+
+    def __init__(self, data: Tensor, format: ScaleFormat, gran_mn: int, gran_k: int, mn: int, k: int) -> None:
+        # One object is made per operand and call; the generated __init__ of a frozen class takes twice as long.
+        _set_data(self, data)
+        _set_format(self, format)
+        _set_gran_mn(self, gran_mn)
+        _set_gran_k(self, gran_k)
+        _set_mn(self, mn)
+        _set_k(self, k)
 
     @property
     def num_mn_blocks(self) -> int:
@@ -98,3 +108,8 @@ class Scales:
     def leading_shape(self) -> tuple[int, ...]:
         """Shape in front of the last two dimensions: () or (num_groups,)."""
         return tuple(self.data.shape[:-2])
+
+
+_set_data, _set_format, _set_gran_mn, _set_gran_k, _set_mn, _set_k = (
+    vars(Scales)[field.name].__set__ for field in fields(Scales)
+)

@@ -114,10 +114,7 @@ def k_grouped_exponents(sf: Tensor, groups: KGroups, *, name: str = "sf") -> lis
 def k_grouped_scales(sf: Tensor, groups: KGroups) -> list[Tensor]:
     """Return, per group, float32 scales [ceil(size / gran_k), mn]; float32 input gives views. `sf` as above."""
     if sf.dtype == torch.float32:
-        return [
-            sf[start : start + count]
-            for start, count in zip(groups.row_starts, groups.block_counts, strict=True)
-        ]
+        return [sf[start : start + count] for start, count in zip(groups.row_starts, groups.block_counts, strict=True)]
     return [_group_blocks(sf, groups, i, torch.float32, "sf") for i in range(len(groups.sizes))]
 
 
@@ -179,9 +176,7 @@ def _plain_groups(ks: Sequence[int] | None, name: str) -> tuple[tuple[int, ...],
     return tuple(sum(sizes[:i]) for i in range(len(sizes))), sizes
 
 
-def _psum_groups(
-    grouped_layout: Tensor | None, alignment: int, name: str
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _psum_groups(grouped_layout: Tensor | None, alignment: int, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if grouped_layout is None:
         raise InvalidArgumentError(f"{name}: grouped_layout is missing, expected int32 end offsets, one per group.")
     ends: list[int] = grouped_layout.tolist()
@@ -212,10 +207,8 @@ def _check_rows(sf: Tensor, groups: KGroups, name: str) -> None:
     if sf.dtype == torch.int32:
         needed = groups.num_words
     elif sf.dtype == torch.int16:
-        needed = max(
-            (ceil_div(start + size, 2 * groups.gran_k) for start, size in zip(groups.starts, groups.sizes, strict=True)),
-            default=0,
-        )
+        ends = (start + size for start, size in zip(groups.starts, groups.sizes, strict=True))
+        needed = ceil_div(max(ends, default=0), 2 * groups.gran_k)
     if sf.dim() != 2 or sf.shape[0] < needed:
         scale_format = format_of(sf.dtype)
         raise InvalidArgumentError(

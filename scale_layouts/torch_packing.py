@@ -43,9 +43,7 @@ def unpacked_bytes(words: Tensor, num_blocks: int) -> Tensor:
 def packed_words(exponents: Tensor, dtype: torch.dtype, num_words: int) -> Tensor:
     """Return `num_words` little-endian words of `dtype` along the last axis, missing bytes being 0."""
     per_word = dtype.itemsize
-    padded = torch.zeros(
-        (*exponents.shape[:-1], num_words * per_word), dtype=torch.uint8, device=exponents.device
-    )
+    padded = torch.zeros((*exponents.shape[:-1], num_words * per_word), dtype=torch.uint8, device=exponents.device)
     padded[..., : exponents.shape[-1]] = exponents.to(torch.uint8)
     if not padded.numel():
         return torch.empty((*exponents.shape[:-1], num_words), dtype=dtype, device=exponents.device)

@@ -201,8 +201,8 @@ def transform_k_grouped_sf(
     _check_combination(scales, ScaleFormat.UE8M0X2_INT16, function)
     if alignment % max(64, 2 * gran_k):
         raise InvalidArgumentError(
-            f"{function}: alignment is {alignment}, expected a multiple of {max(64, 2 * gran_k)}: a word of scales must "
-            "not cross groups."
+            f"{function}: alignment is {alignment}, expected a multiple of {max(64, 2 * gran_k)}: a word of scales "
+            "must not cross groups."
         )
     groups = k_groups(None, psum_layout, gran_k=gran_k, alignment=alignment, use_psum_layout=True, name=function)
     if groups.starts and max(start + size for start, size in zip(groups.starts, groups.sizes, strict=True)) > k:
@@ -257,8 +257,8 @@ def _check_combination(scales: Scales, target: ScaleFormat, function: str) -> No
 def _check_dense_blocks(sf: Tensor, function: str) -> None:
     if not (sf.is_contiguous() or sf.transpose(-1, -2).is_contiguous()):
         raise InvalidArgumentError(
-            f"{function}: sf has strides {sf.stride()} for shape {tuple(sf.shape)}, expected dense rows or dense columns: "
-            "block scales are used as they are.\n  Pass sf.contiguous()."
+            f"{function}: sf has strides {sf.stride()} for shape {tuple(sf.shape)}, expected dense rows or dense "
+            "columns: block scales are used as they are.\n  Pass sf.contiguous()."
         )
 
 

@@ -2,6 +2,8 @@
 // the instruction set of the function that calls it.
 #pragma once
 
+#include <cstring>
+
 #include "tiles.hpp"
 
 #define SCALE_LAYOUTS_INLINE inline __attribute__((always_inline))
@@ -68,6 +70,31 @@ SCALE_LAYOUTS_INLINE uint32_t float_bits(uint8_t exponent) {
 
 SCALE_LAYOUTS_INLINE void store_floats(uint32_t* out, const uint8_t* exponents, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r) out[r] = float_bits(exponents[r]);
+}
+
+// Transposes an 8 x 8 block of bytes, one row per word: halves of words change places, then quarters, then bytes.
+SCALE_LAYOUTS_INLINE void transpose_8x8(uint64_t rows[8]) {
+    constexpr uint64_t low_parts[3] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};
+    for (int step = 0, distance = 4; step < 3; ++step, distance /= 2) {
+        for (int i = 0; i < 8; ++i) {
+            if (i & distance) continue;
+            const uint64_t change = ((rows[i] >> (8 * distance)) ^ rows[i + distance]) & low_parts[step];
+            rows[i + distance] ^= change;
+            rows[i] ^= change << (8 * distance);
+        }
+    }
+}
+
+// Writes the bytes of a tile row by row. Whole 8 x 8 blocks are moved, so bytes past `rows` and `blocks` are undefined.
+SCALE_LAYOUTS_INLINE void transpose(const Tile& tile, uint8_t (*by_row)[tile_blocks], int64_t rows, int64_t blocks) {
+    for (int64_t r = 0; r < rows; r += 8) {
+        for (int64_t j = 0; j < blocks; j += 8) {
+            uint64_t part[8];
+            for (int i = 0; i < 8; ++i) std::memcpy(&part[i], &tile.exponents[j + i][r], 8);
+            transpose_8x8(part);
+            for (int i = 0; i < 8; ++i) std::memcpy(&by_row[r + i][j], &part[i], 8);
+        }
+    }
 }
 
 }  // namespace scale_layouts::body

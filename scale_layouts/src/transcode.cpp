@@ -186,15 +186,23 @@ private:
             }
             return;
         }
-        Element* out = sink_at<Element>(0);
+        uint8_t by_row[tile_rows][tile_blocks];
+        body::transpose(tile_, by_row, rows_, blocks_);
+        const int64_t repeat = job_.k_repeat, num_blocks = last - first;
         for (int64_t r = 0; r < rows_; ++r) {
-            Element* row = out + r * s.row_stride;
-            for (int64_t block = first; block < last; ++block) {
-                const uint8_t exponent = exponents_of(block, begin)[r];
+            Element* row = sink_at<Element>(first) + r * s.row_stride;
+            if (repeat == 1 && s.column_stride == 1) {
                 if constexpr (sizeof(Element) == 1)
-                    row[block * s.column_stride] = exponent;
+                    std::memcpy(row, by_row[r], size_t(num_blocks));
                 else
-                    row[block * s.column_stride] = body::float_bits(exponent);
+                    steps_.store_floats(row, by_row[r], num_blocks);
+                continue;
+            }
+            for (int64_t j = 0, written = 0; written < num_blocks; ++j) {
+                Element value = by_row[r][j];
+                if constexpr (sizeof(Element) > 1) value = body::float_bits(by_row[r][j]);
+                for (const int64_t end = std::min(written + repeat, num_blocks); written < end; ++written)
+                    row[written * s.column_stride] = value;
             }
         }
     }
