@@ -9,6 +9,7 @@ True
 from . import epilogue
 from ._hookspecs import hookimpl
 from ._registry import available_backends, set_backend, use_backend
+from .api.gate import bf16_mega_gate
 from .api.gemm import (
     bf16_gemm_nn,
     bf16_gemm_nt,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .operations.gemm import GemmProblem
     from .operations.hc_prenorm import HcPrenormProblem
     from .operations.m_grouped import GroupedGemmProblem
+    from .operations.mega_gate import MegaGateProblem
     from .operations.mega_mhc import MegaMhcProblem
 
 #: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
@@ -104,6 +105,10 @@ class Backend:
     def m_grouped_gemm(self, problem: GroupedGemmProblem) -> None:
         """D[row] = alpha * A[row] @ B[group of row].T, rows grouped by labels, end offsets or masks."""
         raise self._missing("m_grouped_gemm")
+
+    def mega_gate(self, problem: MegaGateProblem) -> None:
+        """Experts of each token and their weights."""
+        raise self._missing("mega_gate")
 
     @classmethod
     def implements(cls, operation: str) -> bool:

@@ -18,7 +18,7 @@ from .errors import ArgumentTypeError, InvalidArgumentError
 def dense(
     function: str, name: str, value: object, shape: Sequence[int], dtype: torch.dtype, why: str, device: torch.device
 ) -> Tensor:
-    """Check a contiguous tensor of exactly this shape, dtype and device; `why` words the shape, for example ``(m, n)``."""
+    """Check a contiguous tensor of this shape, dtype and device; `why` words the shape, for example ``(m, n)``."""
     tensor = validate.require_tensor(function, name, value)
     validate.require_dtype(function, name, tensor, dtype)
     validate.require_shape(function, name, tensor, shape, why)

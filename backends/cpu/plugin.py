@@ -14,7 +14,7 @@ from unikernels.backend import Backend
 from unikernels.scale_layouts import ScaleFormat
 
 if TYPE_CHECKING:
-    from unikernels.operations import GemmProblem, GroupedGemmProblem, HcPrenormProblem, MegaMhcProblem
+    from unikernels.operations import GemmProblem, GroupedGemmProblem, HcPrenormProblem, MegaGateProblem, MegaMhcProblem
 
 
 class CpuBackend(Backend):
@@ -50,6 +50,11 @@ class CpuBackend(Backend):
         from .kernels.m_grouped import m_grouped_gemm
 
         m_grouped_gemm(problem)
+
+    def mega_gate(self, problem: MegaGateProblem) -> None:
+        from .kernels.mega_gate import mega_gate
+
+        mega_gate(problem)
 
 
 @hookimpl

@@ -25,7 +25,7 @@ _COLUMNS_PER_WORD = 128
 
 
 def tf32_hc_prenorm_gemm(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int | None = None) -> None:
-    """Compute d = a @ tf32(b).T and sqr_sum[m] = sum_k a[m, k]^2, both in float32, possibly as partial sums over splits.
+    """Compute d = a @ tf32(b).T and sqr_sum[m] = sum_k a[m, k]^2 in float32, possibly as partial sums over splits.
 
     Args:
         a: [m, k] bfloat16, unit stride along k; k a multiple of 64.
@@ -56,7 +56,7 @@ def tf32_hc_prenorm_gemm(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_s
     multiple(function, "k", k, 64, f"columns of a {tuple(a.shape)}")
     if n > _MAX_PRENORM_COLUMNS:
         raise InvalidArgumentError(
-            f"{function}: n is {n} (rows of b), expected at most {_MAX_PRENORM_COLUMNS}. Call it once per {_MAX_PRENORM_COLUMNS} rows."
+            f"{function}: n is {n} (rows of b), expected at most {_MAX_PRENORM_COLUMNS}. Call it for parts of b."
         )
     slabs: tuple[int, ...] = ()
     if num_splits is not None:
@@ -85,7 +85,8 @@ def _prenorm_operand(function: str, name: str, value: object, dtype: torch.dtype
         )
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise InvalidArgumentError(
-            f"{function}: {name} has strides {tensor.stride()}, expected a unit stride along k. Pass {name}.contiguous()."
+            f"{function}: {name} has strides {tensor.stride()}, expected a unit stride along k. "
+            f"Pass {name}.contiguous()."
         )
     return tensor.shape[0], tensor.shape[1]
 
@@ -119,7 +120,7 @@ def mega_mhc(
     y_shared_sf: Tensor | None = None,
     shared_sf_block_m: int = 0,
 ) -> None:
-    """Compute the hyper-connection step between two sublayers: R = x * post + comb.T @ residual, mixes of R, y = RMSNorm.
+    """Compute a hyper-connection step: streams R = x * post + comb.T @ residual, mixes of R, y = RMSNorm(mixed R).
 
     With n = hc_mult = 4 streams, per token (all in float32, fn rounded to TF32)::
 
@@ -128,8 +129,8 @@ def mega_mhc(
         z     = z * (mix_scales[0] n times, [1] n times, [2] n*n times) + mix_bases
         pre   = sigmoid(z[:n]) + hc_pre_eps                                                    -> new_prev_mix
         post  = sigmoid(z[n:2n]) * hc_post_scale                                               -> new_post_mix
-        C     = softmax(z[2n:] as [n, n], last dim) + sinkhorn_eps, columns normalised, then num_sinkhorn_iters - 1 times
-                rows and columns (sums + sinkhorn_eps)                                         -> new_comb_res_mix
+        C     = softmax(z[2n:] as [n, n], last dim) + sinkhorn_eps; divided by column sums + sinkhorn_eps;
+                num_sinkhorn_iters - 1 times by row sums, then column sums (+ sinkhorn_eps)    -> new_comb_res_mix
         u     = bf16(sum_j mix[j] * R[j]), mix = shifted_prev_mix if given, else pre
         y     = bf16(u * rsqrt(mean(u^2) + rmsnorm_eps) * rmsnorm_weight * rmsnorm_scale)      -> y_bf16
         y_fp8, scales = per_token_cast_to_fp8(y, True, 32, True)
@@ -144,7 +145,7 @@ def mega_mhc(
         y_bf16: [T, H] bfloat16. y_fp8: [T, H] float8_e4m3fn. At least one of them.
         y_gemm_sf: [T, H/128] int32 with strides (1, pitch), pitch >= T and a multiple of 4; or instead of it both of
         y_routed_sf: [T, H/128] int32, row-major, and
-        y_shared_sf: [T, H/128] int32 view with strides (1, pitch) of storage that holds ceil(T / B) * align(B, 128) rows,
+        y_shared_sf: [T, H/128] int32 view with strides (1, pitch) of storage for ceil(T / B) * align(B, 128) rows, with
             B = shared_sf_block_m; token t goes to row (t//B)*align(B, 128) + (i//128)*128 + (i%32)*4 + (i%128)//32 with
             i = t % B, which may lie beyond the view.
         shared_sf_block_m: B; given exactly with y_shared_sf.
@@ -234,13 +235,13 @@ def _check_scales(function: str, p: MegaMhcProblem) -> Tensor | None:
     if (p.y_fp8 is not None) != (has_gemm or has_experts) or (has_gemm and has_experts):
         given = [name for name in ("y_fp8", "y_gemm_sf", "y_routed_sf", "y_shared_sf") if getattr(p, name) is not None]
         raise InvalidArgumentError(
-            f"{function}: got {', '.join(given)}, expected y_fp8 with exactly one form of scales: y_gemm_sf, or y_routed_sf "
-            f"and y_shared_sf."
+            f"{function}: got {', '.join(given)}, expected y_fp8 with exactly one form of scales: "
+            f"y_gemm_sf, or y_routed_sf and y_shared_sf."
         )
     if has_experts != (p.shared_sf_block_m > 0):
         raise InvalidArgumentError(
-            f"{function}: shared_sf_block_m is {p.shared_sf_block_m} with{'' if has_experts else 'out'} y_shared_sf, expected a "
-            f"positive number of rows exactly if y_shared_sf is given."
+            f"{function}: shared_sf_block_m is {p.shared_sf_block_m} with{'' if has_experts else 'out'} y_shared_sf, "
+            f"expected a positive number of rows exactly if y_shared_sf is given."
         )
     (t, h), device = p.x.shape, p.x.device
     words = h // _COLUMNS_PER_WORD
@@ -250,8 +251,8 @@ def _check_scales(function: str, p: MegaMhcProblem) -> Tensor | None:
         pitch = p.y_gemm_sf.stride(1)
         if t and (pitch < t or pitch % 4):
             raise InvalidArgumentError(
-                f"{function}: y_gemm_sf has strides {p.y_gemm_sf.stride()}, expected (1, pitch) with a pitch of at least {t} "
-                f"tokens and a multiple of 4 (16 bytes)."
+                f"{function}: y_gemm_sf has strides {p.y_gemm_sf.stride()}, expected (1, pitch) with at least "
+                f"{t} tokens as pitch, a multiple of 4 (16 bytes)."
             )
     optional_dense(function, "y_routed_sf", p.y_routed_sf, (t, words), torch.int32, why, device)
     if p.y_shared_sf is None:
@@ -269,8 +270,8 @@ def _check_mn_major(
     validate.require_same_device(function, torch.empty(0, device=device), **{name: scales})
     if t > 1 and scales.stride(0) != 1:
         raise InvalidArgumentError(
-            f"{function}: {name} has strides {scales.stride()}, expected (1, pitch): these scales are MN-major. Create it as "
-            f"torch.empty(({words}, rows), dtype=torch.int32).T"
+            f"{function}: {name} has strides {scales.stride()}, expected (1, pitch): these scales are MN-major. "
+            f"Create it as torch.empty(({words}, rows), dtype=torch.int32).T"
         )
 
 
@@ -282,18 +283,17 @@ def _whole_shared_scales(function: str, scales: Tensor, t: int, block_m: int) ->
     if t and (pitch < num_rows or (words - 1) * pitch + num_rows > available):
         raise InvalidArgumentError(
             f"{function}: y_shared_sf has pitch {pitch} and {available} words of storage, expected a pitch of at least "
-            f"{num_rows} rows and storage for {words} x pitch words: {t} tokens in blocks of shared_sf_block_m={block_m} are "
-            f"permuted within {num_rows} rows. Create it as torch.empty(({words}, {num_rows}), dtype=torch.int32).T[:{t}]"
+            f"{num_rows} rows and storage for {words} x pitch words: {t} tokens in blocks of "
+            f"shared_sf_block_m={block_m} are permuted within {num_rows} rows. Create it as "
+            f"torch.empty(({words}, {num_rows}), dtype=torch.int32).T[:{t}]"
         )
     return scales.as_strided((num_rows, words), (1, pitch), scales.storage_offset()) if t else scales
 
 
 def _refuse_mhc_overlap(function: str, p: MegaMhcProblem) -> None:
     """Outputs are written while inputs of other tokens are still to be read."""
-    inputs = (
-        "x", "residual", "shifted_prev_mix", "post_mix", "comb_res_mix", "fn", "mix_scales", "mix_bases", "rmsnorm_weight",
-    )  # fmt: skip
-    read = {name: getattr(p, name) for name in inputs}
+    inputs = ("x", "residual", "shifted_prev_mix", "post_mix", "comb_res_mix", "fn", "mix_scales", "mix_bases")
+    read = {name: getattr(p, name) for name in (*inputs, "rmsnorm_weight")}
     for name in ("new_residual", "new_prev_mix", "new_post_mix", "new_comb_res_mix", "y_bf16", "y_fp8"):
         written = getattr(p, name)
         if written is not None:

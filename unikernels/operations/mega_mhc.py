@@ -57,8 +57,8 @@ class MegaMhcProblem:
             `per_token_cast_to_fp8(y, True, 32, True)`.
         y_gemm_sf: output [T, H/128] int32, strides (1, pitch).
         y_routed_sf: output [T, H/128] int32, row-major.
-        y_shared_sf: output [shared rows, H/128] int32, strides (1, pitch): all the rows that are written, not the T rows
-            of the caller's view; token t goes to row `shared_scale_rows(T, B)[t]`. Other rows keep their content.
+        y_shared_sf: output [shared rows, H/128] int32, strides (1, pitch): all rows that tokens may go to, not the T
+            rows of the caller's view; token t goes to row `shared_scale_rows(T, B)[t]`. Other rows keep their content.
         shared_sf_block_m: B above; 0 without y_shared_sf.
     """
 

@@ -96,7 +96,7 @@ class _Mhc:
             passed["shared_sf_block_m"] = self.fp8
         uk.mega_mhc(**passed, **_SCALARS, num_sinkhorn_iters=self.num_sinkhorn_iters)
         names = [name for name in t if name.startswith(("new_", "y_"))]
-        # Scale words as bytes (exponents have a size, words have not); the buffers whole, to see rows that must not change.
+        # Scale words as bytes (exponents have a size, words have not); whole buffers show rows that must not change.
         return {name: _bytes(t[name]) if name.endswith("_sf") else t[name] for name in names}
 
     def case(self, *levels: str) -> Case:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: A multiple of the register-block heights BLAS kernels use (1, 2, 3, 4, 6, 8, 12, 16, 24): no row meets a remainder loop.
+#: A multiple of the register-block heights BLAS kernels use (2, 3, 4, 6, 8, 12, 16, 24): no row meets a remainder loop.
 ROW_TILE = 48
 
 #: Partial sums per row. More than one output per reduction keeps torch from splitting a single row among threads.
