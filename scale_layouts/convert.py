@@ -166,10 +166,8 @@ def _restrided(data: Tensor, pitch: int, *, any_wider: bool = False) -> Tensor |
         expected.insert(0, step)
         step *= size
     actual_strides = data.stride()
-    if list(actual_strides) == expected:
+    if list(actual_strides) == expected or not data.numel():
         return data
-    if not data.numel():
-        return data.as_strided(data.shape, expected)
     for size, actual, wanted in zip(data.shape, actual_strides, expected, strict=True):
         if size > 1 and actual != wanted:
             return None

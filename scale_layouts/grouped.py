@@ -153,10 +153,9 @@ def convert_k_grouped_scales(
     begin = 0
     for i, count in enumerate(counts):
         source, num_blocks, row_start = _group_source(sf, groups, i)
-        sink = out[begin : begin + count].t()
-        bad = transcode(source, num_blocks, sink, num_blocks)
-        _refuse_bad_row(sf, source, bad, row_start, name)
         filled = ceil_div(num_blocks, scale_format.per_word)
+        bad = transcode(source, num_blocks, out[begin : begin + filled].t(), num_blocks)
+        _refuse_bad_row(sf, source, bad, row_start, name)
         if filled < count:  # an int16 source knows nothing of a group's padding
             out[begin + filled : begin + count] = 0 if is_int32 else 2.0**-127
         begin += count
