@@ -13,10 +13,10 @@ from torch import Tensor
 from .. import validate
 from .._registry import bound
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from ..operations.mega_gate import MegaGateProblem
+from ..operations.mega_gate import MegaGateProblem, ScoringFunction
 from ..validate_plain import boolean, dense, integer, multiple, number, optional_dense, together
 
-_SCORING_FUNCTIONS = ("sqrtsoftplus", "sigmoid", "identity")
+_SCORING_FUNCTIONS: tuple[ScoringFunction, ...] = ("sqrtsoftplus", "sigmoid", "identity")
 _MAX_EXPERTS = 512
 _MAX_SLOTS = 32
 _MAX_TOKENS = 1 << 20
@@ -44,13 +44,13 @@ def bf16_mega_gate(
 ) -> tuple[Tensor, Tensor]:
     """Choose experts: top-k of f(x @ weight.T) + bias; weights f / (sum of chosen f + 1e-20) * routed_scaling_factor.
 
-    With T tokens, H hidden, E experts, S = num_shared_experts if use_shared_as_routed else 0, Kp = num_topk + S. Per token
+    T tokens, H hidden, E experts, S = num_shared_experts if use_shared_as_routed else 0, Kp = num_topk + S. Per token
     the first rule that applies: `mask` False gives indices -1 and weights 0; `force_random` gives Kp distinct physical
     experts and weights in (0, 1], reproducibly; `fix_routing_mask` takes the experts from `unmapped_topk_idx`; else the
     num_topk largest of score + bias, best first, ties to the smaller index. Weights use scores without bias.
 
     Args:
-        x: [T, H] bfloat16, H a multiple of 256, T at most 2^20. weight: [E, H] bfloat16, E a multiple of 4, at most 512.
+        x: [T, H] bfloat16, H a multiple of 256, T at most 2^20. weight: [E, H] bfloat16, E a multiple of 4, up to 512.
         num_topk: 1 to E; Kp at most 32.
         use_shared_as_routed: append the shared experts E..E+S-1 with weight 1; needs S of 1 or 2, num_topk a multiple
             of S and E a multiple of num_topk / S.
@@ -63,16 +63,17 @@ def bf16_mega_gate(
             image tokens.
         to_physical_map: [E+S, dup] int32, with logical_count [E+S] int32 of 1..dup: logical expert l of token t becomes
             to_physical_map[l, ((ep_rank + 23333 * t) mod 2^32) mod logical_count[l]].
-        unmapped_topk_idx: [T, num_topk] int64, unit last stride; read for fix_routing_mask, receives the logical indices
-            of all tokens (-1 for inactive and random ones).
+        unmapped_topk_idx: [T, num_topk] int64, unit last stride; read for fix_routing_mask, receives the logical
+            indices of all tokens (-1 for inactive and random ones).
         out: (int64 [T, Kp], float32 [T, Kp]) to write to and return; allocated if None.
 
     Returns:
         (topk_idx, topk_weights): int64 and float32 [T, Kp].
 
     Raises:
-        InvalidArgumentError: naming the argument and the rule it breaks; on the CPU also a score that is not finite (even
-            of a token that `mask` leaves out), a fixed expert out of range or a bad logical_count. Nothing has been written.
+        InvalidArgumentError: naming the argument and the rule it breaks; on the CPU also a score that is not finite
+            (even of a token that `mask` leaves out), a fixed expert out of range or a bad logical_count. Nothing has
+            been written.
         UnsupportedOperationError: the backend does not have this operation.
 
     Example:
@@ -88,10 +89,7 @@ def bf16_mega_gate(
     s = _check_numbers(function, e, num_topk, use_shared_as_routed, num_shared_experts)
     factor = number(function, "routed_scaling_factor", routed_scaling_factor)
     integer(function, "ep_rank", ep_rank, 0)
-    if scoring_func not in _SCORING_FUNCTIONS:
-        raise InvalidArgumentError(
-            f"{function}: scoring_func is {scoring_func!r}, expected one of {', '.join(map(repr, _SCORING_FUNCTIONS))}."
-        )
+    scoring = _scoring(function, scoring_func)
     tensors: dict[str, Tensor | None] = {
         "mask": mask, "bias": bias, "image_bias": image_bias, "image_token_mask": image_token_mask,
         "fix_routing_mask": fix_routing_mask, "to_physical_map": to_physical_map, "logical_count": logical_count,
@@ -104,7 +102,7 @@ def bf16_mega_gate(
     _refuse_overlap(function, written, {"x": x, "weight": weight, **tensors})
     if t:
         problem = MegaGateProblem(
-            x, weight, num_topk, s, factor, ep_rank, scoring_func, idx, weights,
+            x, weight, num_topk, s, factor, ep_rank, scoring, idx, weights,
             unmapped_topk_idx=unmapped_topk_idx, **tensors,
         )  # fmt: skip
         bound("mega_gate", x)(problem)
@@ -133,6 +131,14 @@ def _check_operands(function: str, x: object, weight: object) -> tuple[int, int]
     return t, e
 
 
+def _scoring(function: str, name: object) -> ScoringFunction:
+    for known in _SCORING_FUNCTIONS:
+        if name == known:
+            return known
+    known_names = ", ".join(map(repr, _SCORING_FUNCTIONS))
+    raise InvalidArgumentError(f"{function}: scoring_func is {name!r}, expected one of {known_names}.")
+
+
 def _check_numbers(function: str, e: int, num_topk: object, use_shared: object, num_shared: object) -> int:
     """Check how many experts are chosen; returns how many shared ones are appended."""
     k = integer(function, "num_topk", num_topk, 1, e, "the number of experts")
@@ -145,9 +151,9 @@ def _check_numbers(function: str, e: int, num_topk: object, use_shared: object, 
         )
     elif k % s or e % (k // s):
         raise InvalidArgumentError(
-            f"{function}: num_topk is {k} with {s} shared and {e} routed experts, expected num_topk to be a multiple of "
-            f"num_shared_experts and the number of experts a multiple of num_topk / num_shared_experts, so that every "
-            f"rank gets the same share."
+            f"{function}: num_topk is {k} with {s} shared and {e} routed experts, expected num_topk to be a "
+            f"multiple of num_shared_experts and the number of experts a multiple of num_topk / num_shared_experts, "
+            f"so that every rank gets the same share."
         )
     if k + s > _MAX_SLOTS:
         raise InvalidArgumentError(
@@ -183,8 +189,8 @@ def _check_unmapped(
     if unmapped is None:
         if fix_routing_mask is not None:
             raise InvalidArgumentError(
-                f"{function}: fix_routing_mask given without unmapped_topk_idx, expected both: the fixed experts are read "
-                f"from unmapped_topk_idx."
+                f"{function}: fix_routing_mask given without unmapped_topk_idx, expected both: the fixed experts are "
+                f"read from unmapped_topk_idx."
             )
         return
     tensor = validate.output(
@@ -199,7 +205,8 @@ def _outputs(function: str, out: Any, shape: tuple[int, int], device: torch.devi
         return torch.empty(shape, dtype=torch.int64, device=device), torch.empty(shape, device=device)
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise ArgumentTypeError(
-            f"{function}: out is a {type(out).__name__}, expected a pair (int64 indices, float32 weights) of shape {shape}."
+            f"{function}: out is a {type(out).__name__}, expected a pair (int64 indices, float32 weights) of shape "
+            f"{shape}."
         )
     why = "(tokens, num_topk + shared experts)"
     return (

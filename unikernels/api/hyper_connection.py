@@ -159,15 +159,10 @@ def mega_mhc(
     function = "mega_mhc"
     integer(function, "hc_mult", hc_mult, NUM_STREAMS, NUM_STREAMS, "the number of residual streams")
     settings = MhcSettings(
-        *(
-            number(function, name, value)
-            for name, value in (
-                ("hc_norm_eps", hc_norm_eps),
-                ("hc_pre_eps", hc_pre_eps),
-                ("hc_post_scale", hc_post_scale),
-                ("sinkhorn_eps", sinkhorn_eps),
-            )
-        ),
+        hc_norm_eps=number(function, "hc_norm_eps", hc_norm_eps),
+        hc_pre_eps=number(function, "hc_pre_eps", hc_pre_eps),
+        hc_post_scale=number(function, "hc_post_scale", hc_post_scale),
+        sinkhorn_eps=number(function, "sinkhorn_eps", sinkhorn_eps),
         num_sinkhorn_iters=integer(function, "num_sinkhorn_iters", num_sinkhorn_iters, 1),
         rmsnorm_eps=number(function, "rmsnorm_eps", rmsnorm_eps),
         rmsnorm_scale=number(function, "rmsnorm_scale", rmsnorm_scale),

@@ -36,11 +36,11 @@ class MegaGateProblem:
     rows of unmapped_topk_idx. Rules, the first that applies to a token:
 
     1. `mask` False: indices and unmapped indices -1, weights 0.
-    2. `force_random`: Kp distinct physical experts drawn uniformly, weights uniform in (0, 1], unmapped -1. Which ones is
-       up to the backend, but the same in every call with the same ep_rank and token index.
+    2. `force_random`: Kp distinct physical experts drawn uniformly, weights uniform in (0, 1], unmapped -1. Which ones
+       is up to the backend, but the same in every call with the same ep_rank and token index.
     3. `fix_routing_mask`: the logical experts are those in unmapped_topk_idx.
-    4. else: the num_topk largest of score + bias, best first, ties to the smaller index; bias is image_bias for tokens in
-       image_token_mask, bias for others.
+    4. else: the num_topk largest of score + bias, best first, ties to the smaller index; bias is image_bias for tokens
+       in image_token_mask, bias for others.
 
     After 3 and 4: weight = score / (sum of chosen scores + 1e-20) * routed_scaling_factor; the shared experts E..E+S-1
     follow with weight 1; logical indices go to unmapped_topk_idx; with a map, logical l becomes
@@ -107,9 +107,9 @@ def refuse_non_finite_scores(scores: Tensor, first_token: int = 0) -> None:
         return
     token, expert = (~scores.isfinite()).nonzero()[0].tolist()
     raise InvalidArgumentError(
-        f"bf16_mega_gate: the score of token {token + first_token} for expert {expert} is {scores[token, expert].item()}, "
-        f"expected finite scores, also for tokens that `mask` leaves out: x or weight holds NaN, infinite or huge values. "
-        f"Clear the rows of x that hold no token."
+        f"bf16_mega_gate: the score of token {token + first_token} for expert {expert} is "
+        f"{scores[token, expert].item()}, expected finite scores, also for tokens that `mask` leaves out: x or weight "
+        f"holds NaN, infinite or huge values. Clear the rows of x that hold no token."
     )
 
 
@@ -121,8 +121,8 @@ def refuse_bad_tables(problem: MegaGateProblem) -> None:
         if bad.numel():
             expert = int(bad[0])
             raise InvalidArgumentError(
-                f"bf16_mega_gate: logical_count[{expert}] is {int(count[expert])}, expected 1 to {dup}: every logical expert "
-                f"has at least one physical one and at most the columns of to_physical_map."
+                f"bf16_mega_gate: logical_count[{expert}] is {int(count[expert])}, expected 1 to {dup}: every logical "
+                f"expert has at least one physical one and at most the columns of to_physical_map."
             )
     if problem.fix_routing_mask is None or problem.unmapped_topk_idx is None:
         return
@@ -181,8 +181,8 @@ def write_routing(problem: MegaGateProblem, logical: Tensor, chosen_scores: Tens
     k = problem.num_topk
     # Column by column: the order of a library's row sum may depend on the number of rows.
     total = torch.full((len(tokens), 1), WEIGHT_EPS, dtype=chosen_scores.dtype, device=chosen_scores.device)
-    for column in chosen_scores.split(1, dim=1):
-        total = total + column
+    for column in chosen_scores.unbind(1):
+        total = total + column.unsqueeze(1)
     weights = (chosen_scores / total * problem.routed_scaling_factor).float()
     if problem.unmapped_topk_idx is not None:
         problem.unmapped_topk_idx[tokens] = logical

@@ -144,8 +144,8 @@ def _all() -> Iterator[Case]:
     yield _Gate(3, 512, 60, 30, 2, options=("force_random",)).case("edge", "full")
     yield _Gate(5, 256, 512, 32, options=("mask", "force_random", "map")).case("edge", "full")
     for experts, shared, topk in (
-        (64, 2, 6), (72, 1, 6), (96, 2, 6), (108, 2, 6), (128, 2, 6), (144, 2, 6), (256, 1, 6), (256, 2, 8), (384, 1, 6),
-        (384, 1, 9), (512, 1, 6),
+        (64, 2, 6), (72, 1, 6), (96, 2, 6), (108, 2, 6), (128, 2, 6), (144, 2, 6), (256, 1, 6), (256, 2, 8),
+        (384, 1, 6), (384, 1, 9), (512, 1, 6),
     ):  # fmt: skip
         # Shared experts are routed only where each rank gets the same share.
         routed = shared if experts % (topk // shared) == 0 else 0

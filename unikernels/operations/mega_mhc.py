@@ -131,7 +131,7 @@ def mega_mhc_reference(problem: MegaMhcProblem) -> None:
     problem.new_post_mix.copy_((z[:, n : 2 * n].sigmoid() * settings.hc_post_scale).unsqueeze(-1))
 
     eps = settings.sinkhorn_eps
-    comb = z[:, 2 * n :].unflatten(1, (n, n)).softmax(-1) + eps
+    comb = z[:, 2 * n :].reshape(-1, n, n).softmax(-1) + eps
     comb = comb / (comb.sum(1, keepdim=True) + eps)
     for _ in range(settings.num_sinkhorn_iters - 1):
         comb = comb / (comb.sum(2, keepdim=True) + eps)

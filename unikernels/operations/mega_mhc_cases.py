@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -86,7 +87,7 @@ class _Mhc:
         }
 
     def run(self, uk: ModuleType, t: Tensors) -> Tensors:
-        passed = dict(t)
+        passed: dict[str, Any] = dict(t)
         for name in ("y_gemm_sf", "y_shared_sf"):
             if name in t:
                 passed[name] = t[name][: self.num_tokens]

@@ -55,7 +55,8 @@ def _chosen(problem: MegaGateProblem, scores: Tensor, rows: slice) -> Tensor:
 def _largest(rank: Tensor, k: int) -> Tensor:
     """Return the columns of the k largest of each row, best first, ties to the smaller column.
 
-    `torch.topk` leaves ties open. Keys are distinct: the rank's bits in the order of the values, then the column backwards.
+    `torch.topk` leaves ties open. Keys are distinct: the rank's bits in the order of the values, then the column
+    backwards.
     """
     num_columns = rank.shape[1]
     bits = (rank + 0.0).view(torch.int32)  # + 0.0 makes the two zeros equal

@@ -72,7 +72,7 @@ def _mixes(problem: MegaMhcProblem, streams: Tensor, fn: Tensor) -> tuple[Tensor
     bases = problem.mix_bases
     pre = (z[:, :n] * scale_pre + bases[:n]).sigmoid_() + settings.hc_pre_eps
     post = (z[:, n : 2 * n] * scale_post + bases[n : 2 * n]).sigmoid_() * settings.hc_post_scale
-    comb = (z[:, 2 * n :] * scale_comb + bases[2 * n :]).unflatten(1, (n, n))
+    comb = (z[:, 2 * n :] * scale_comb + bases[2 * n :]).view(-1, n, n)
     return pre, post, _sinkhorn(comb, settings)
 
 

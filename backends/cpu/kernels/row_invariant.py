@@ -36,4 +36,4 @@ def padded_tile(rows: Tensor) -> Tensor:
 
 def row_sums_of_squares(rows: Tensor) -> Tensor:
     """Return sum(x^2) of every row of float32 [m, k], k a multiple of 32, as [m]."""
-    return rows.square().unflatten(1, (_PARTIAL_SUMS, -1)).sum(-1).sum(-1)
+    return rows.square().view(rows.shape[0], _PARTIAL_SUMS, -1).sum(-1).sum(-1)
