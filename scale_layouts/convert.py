@@ -213,7 +213,8 @@ def _coarser(scales: Scales, scale_format: ScaleFormat, gran_k: int, valid_rows:
 
 def _valid_blocks(valid_rows: Tensor, gran_mn: int) -> Tensor:
     padding = -valid_rows.shape[-1] % gran_mn
-    return torch.nn.functional.pad(valid_rows, (0, padding)).unflatten(-1, (-1, gran_mn)).any(-1)
+    padded = torch.nn.functional.pad(valid_rows, (0, padding))
+    return padded.reshape(*valid_rows.shape[:-1], padded.shape[-1] // gran_mn, gran_mn).any(-1)
 
 
 def _to_float(scales: Scales, gran_k: int) -> Scales:

@@ -240,7 +240,7 @@ def _group_source(sf: Tensor, groups: KGroups, index: int) -> tuple[Tensor, int,
 
 def _byte_rows(words: Tensor) -> Tensor:
     """Return int16 [W, mn] as uint8 [2 * W, mn], one row per block."""
-    pairs = words.contiguous().view(torch.uint8).unflatten(1, (-1, 2))
+    pairs = words.contiguous().view(torch.uint8).reshape(*words.shape, 2)
     return pairs.transpose(1, 2).flatten(0, 1)
 
 

@@ -49,26 +49,24 @@ def transcode(
         return torch_packing.transcode(
             source, num_blocks, sink, sink_blocks, gran_mn=gran_mn, k_repeat=k_repeat, valid_rows=valid_rows
         )
-    source = _three_dimensional(source)
-    groups, rows, _ = source.shape
+    groups, rows, source_strides, source = _as_groups(source)
     mask = 0
     if valid_rows is not None:
         valid_rows = valid_rows.contiguous()
         mask = valid_rows.data_ptr()
-    if sink is None:
-        kind, pointer, mn, strides = -1, 0, rows, (0, 0, 0)
-    else:
-        sink = _three_dimensional(sink)
-        kind, pointer, mn, strides = _KIND[sink.dtype], sink.data_ptr(), sink.shape[1], sink.stride()
+    kind, pointer, mn, sink_strides = -1, 0, rows, (0, 0, 0)
+    if sink is not None:
+        _, mn, sink_strides, sink = _as_groups(sink)
+        kind, pointer = _KIND[sink.dtype], sink.data_ptr()
     return _transcode_native(
         source.data_ptr(),
         _KIND[source.dtype],
         (groups, rows, num_blocks),
-        source.stride(),
+        source_strides,
         pointer,
         kind,
         (mn, sink_blocks),
-        strides,
+        sink_strides,
         gran_mn,
         k_repeat,
         mask,
@@ -76,7 +74,12 @@ def transcode(
     )
 
 
-def _three_dimensional(tensor: Tensor) -> Tensor:
-    if tensor.dim() == 3:
-        return tensor
-    return tensor.unsqueeze(0) if tensor.dim() == 2 else tensor.flatten(0, -3)
+def _as_groups(tensor: Tensor) -> tuple[int, int, tuple[int, int, int], Tensor]:
+    """Return (groups, rows, strides of three dimensions, the tensor they describe); most tensors stay as they are."""
+    if tensor.dim() == 2:
+        row_stride, column_stride = tensor.stride()
+        return 1, tensor.shape[0], (0, row_stride, column_stride), tensor
+    if tensor.dim() > 3:
+        tensor = tensor.flatten(0, -3)
+    group_stride, row_stride, column_stride = tensor.stride()
+    return tensor.shape[0], tensor.shape[1], (group_stride, row_stride, column_stride), tensor

@@ -34,4 +34,5 @@ PYBIND11_MODULE(_packer, module) {
                py::arg("source_kind"), py::arg("source_shape"), py::arg("source_strides"), py::arg("sink"),
                py::arg("sink_kind"), py::arg("sink_shape"), py::arg("sink_strides"), py::arg("gran_mn"),
                py::arg("k_repeat"), py::arg("valid_rows"), py::arg("num_threads"));
+    module.def("use_portable_steps", &scale_layouts::use_portable_steps, py::arg("only_portable"));
 }

@@ -1,6 +1,7 @@
 #include "transcode.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <system_error>
@@ -17,12 +18,14 @@ constexpr int64_t no_bad_scale = std::numeric_limits<int64_t>::max();
 // Starting a thread costs about as long as moving this many scales.
 constexpr int64_t scales_per_thread = 1 << 17;
 
-const TileSteps& choose_steps() {
+const TileSteps* fastest_steps() {
 #if defined(__x86_64__)
-    if (avx2_steps != nullptr && __builtin_cpu_supports("avx2")) return *avx2_steps;
+    if (avx2_steps != nullptr && __builtin_cpu_supports("avx2")) return avx2_steps;
 #endif
-    return portable_steps;
+    return &portable_steps;
 }
+
+std::atomic<const TileSteps*> chosen_steps = fastest_steps();
 
 const uint8_t zero_row[tile_rows] = {};
 
@@ -219,8 +222,10 @@ private:
 
 }  // namespace
 
+void use_portable_steps(bool only_portable) { chosen_steps = only_portable ? &portable_steps : fastest_steps(); }
+
 int64_t transcode(const Job& job, int num_threads) {
-    static const TileSteps& steps = choose_steps();
+    const TileSteps& steps = *chosen_steps.load(std::memory_order_relaxed);
     const int64_t bands_per_group = (job.sink.rows + tile_rows - 1) / tile_rows;
     const int64_t num_bands = job.source.groups * bands_per_group;
     const auto run_bands = [&](int64_t begin, int64_t end) {

@@ -35,4 +35,7 @@ struct Job {
 // Returns -1, or the smallest row-major index [group, row, block] of a float that has no exact UE8M0 exponent.
 int64_t transcode(const Job& job, int num_threads);
 
+// Leaves vector instructions out of later calls, so that tests reach both builds of the steps on one machine.
+void use_portable_steps(bool only_portable);
+
 }  // namespace scale_layouts

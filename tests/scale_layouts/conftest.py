@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from unikernels.scale_layouts import native_packing
+from unikernels.scale_layouts import _packer, native_packing
 
 
 def value_of(exponent: int) -> float:
@@ -44,11 +45,14 @@ def oracle() -> SimpleNamespace:
     return SimpleNamespace(value_of=value_of, words_of_row=words_of_row, pack=pack, memory=memory, floats=floats)
 
 
-@pytest.fixture(params=["native", "torch"])
-def packer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test with the C++ packer and with the torch code that other devices use."""
+@pytest.fixture(params=["native", "portable", "torch"])
+def packer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a test with the C++ packer, with and without vector instructions, and with other devices' torch code."""
     if request.param == "torch":
         monkeypatch.setattr(native_packing, "HAS_NATIVE_PACKER", False)
-    else:
-        assert native_packing.HAS_NATIVE_PACKER, "the native packer is not built"
-    return request.param
+        yield request.param
+        return
+    assert native_packing.HAS_NATIVE_PACKER, "the native packer is not built"
+    _packer.use_portable_steps(request.param == "portable")
+    yield request.param
+    _packer.use_portable_steps(False)
