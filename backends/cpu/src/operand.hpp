@@ -1,0 +1,41 @@
+// One matrix operand as the kernels see it: where its elements and its block scales lie. Nothing is checked here.
+#pragma once
+
+#include <cstdint>
+
+namespace cpu_native {
+
+enum class Kind : int { bf16, fp8, fp4, fp32 };
+
+// A logical [mn, k] matrix. K-major: row i starts at data + i * pitch. MN-major: column j starts at data + j * pitch.
+// fp4 packs two E2M1 codes per byte along the contiguous axis, low nibble first.
+struct Operand {
+    const uint8_t* data;
+    Kind kind;
+    int64_t mn, k;
+    bool is_k_major;
+    int64_t pitch;  // bytes
+
+    // Scale of element (i, j) belongs to block (i / gran_mn, j / gran_k).
+    const uint8_t* scales;   // null: all scales are 1
+    int scale_bytes;         // 4: float32 or int32 words; 2: int16 words
+    bool is_ue8m0;           // words hold scale_bytes exponents, the first K block in the low byte
+    int64_t scale_pitch_mn;  // bytes between row blocks
+    int64_t scale_pitch_k;   // bytes between words along K
+    int64_t gran_mn, gran_k;
+};
+
+enum class OutputType : int { bf16, fp32 };
+
+// out[i, j] = addend[i, j] + alpha * product[i, j]; the addend may be the output itself.
+struct Output {
+    void* data;
+    OutputType type;
+    int64_t pitch;  // elements
+    const void* addend;
+    OutputType addend_type;
+    int64_t addend_pitch;
+    float alpha;
+};
+
+}  // namespace cpu_native
