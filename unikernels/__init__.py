@@ -30,6 +30,12 @@ from .api.gemm import (
     fp8_gemm_tt,
 )
 from .api.hyper_connection import mega_mhc, tf32_hc_prenorm_gemm
+from .api.k_grouped import (
+    k_grouped_bf16_gemm_tn_contiguous,
+    k_grouped_fp4_gemm_nt_contiguous,
+    k_grouped_fp8_gemm_nt_contiguous,
+    k_grouped_fp8_gemm_tn_contiguous,
+)
 from .api.m_grouped import (
     bf16_m_grouped_gemm_nt_masked,
     fp8_m_grouped_gemm_nt_masked,
@@ -45,6 +51,15 @@ from .api.m_grouped import (
     m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked,
 )
+from .api.mega_moe import (
+    bf16_mega_moe,
+    fp8_fp4_mega_moe,
+    get_block_m_for_mega_moe,
+    get_symm_buffer_for_mega_moe,
+    transform_weights_for_mega_moe,
+)
+from .api.mqa_logits import fp8_fp4_mqa_logits, fp8_fp4_paged_mqa_logits, fp8_mqa_logits, fp8_paged_mqa_logits
+from .api.mqa_schedules import get_mqa_logits_metadata, get_paged_mqa_logits_metadata
 from .api.runtime import (
     get_deterministic_algorithms,
     get_k_alignment_for_contiguous_layout,
@@ -72,6 +87,7 @@ from .locality_domain import (
     is_localized,
     localize,
 )
+from .mega_moe.symmetric_buffer import SymmBuffer
 from .utils import (
     align,
     cast_back_from_fp4,

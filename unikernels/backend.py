@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from .errors import UnsupportedOperationError
 from .scale_layouts import ScaleFormat
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
 
     from .operations.gemm import GemmProblem
     from .operations.hc_prenorm import HcPrenormProblem
+    from .operations.k_grouped import KGroupedGemmProblem
     from .operations.m_grouped import GroupedGemmProblem
     from .operations.mega_gate import MegaGateProblem
+    from .mega_moe.layout import Region
+    from .mega_moe.sizes import MegaMoeSizes
+    from .mega_moe.weights import Layer, StoredWeights, TransformMegaMoeWeightsProblem
     from .operations.mega_mhc import MegaMhcProblem
+    from .operations.mega_moe import MegaMoeProblem
+    from .operations.mqa_logits import MqaLogitsProblem, PagedMqaLogitsProblem
 
 #: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
 Recipe = tuple[int, int, int]
@@ -45,6 +52,7 @@ class Backend:
         needs_aligned_groups: whether kernels read one row label per aligned block (index layout), so that a group that
             starts elsewhere would be computed with another group's B.
         keeps_float32_scales: whether float32 scales reach the arithmetic as they are (no cast to UE8M0).
+        mega_moe_token_alignment: what the token limit of a Mega MoE buffer is rounded up to.
     """
 
     name: ClassVar[str]
@@ -55,6 +63,7 @@ class Backend:
     has_fixed_mk_alignment: ClassVar[bool] = False
     needs_aligned_groups: ClassVar[bool] = True
     keeps_float32_scales: ClassVar[bool] = False
+    mega_moe_token_alignment: ClassVar[int] = 8
 
     def unavailable_reason(self) -> str | None:
         """Return None when the backend can run here, else a reason a person can act on."""
@@ -109,6 +118,60 @@ class Backend:
     def mega_gate(self, problem: MegaGateProblem) -> None:
         """Experts of each token and their weights."""
         raise self._missing("mega_gate")
+
+    def k_grouped_gemm(self, problem: KGroupedGemmProblem) -> None:
+        """D[g] = C[g] + alpha * A_g @ B_g.T, groups split K."""
+        raise self._missing("k_grouped_gemm")
+
+    def mqa_logits(self, problem: MqaLogitsProblem) -> None:
+        """Indexer logits of every query against its window of contiguous keys."""
+        raise self._missing("mqa_logits")
+
+    def paged_mqa_logits(self, problem: PagedMqaLogitsProblem) -> None:
+        """Indexer logits of every token against the paged keys of its sequence."""
+        raise self._missing("paged_mqa_logits")
+
+    def transform_mega_moe_weights(self, problem: TransformMegaMoeWeightsProblem) -> tuple[StoredWeights, StoredWeights]:
+        """Return expert weights in the form `mega_moe` reads: the one `mega_moe_weight_shape` describes."""
+        raise self._missing("transform_mega_moe_weights")
+
+    def mega_moe(self, problem: MegaMoeProblem) -> None:
+        """Dispatch, linear 1, SwiGLU, linear 2, combine, over all ranks of the buffer's group."""
+        raise self._missing("mega_moe")
+
+    # Memory and weight forms of Mega MoE: what a backend without peculiarities of its own uses.
+
+    def mega_moe_regions(self, sizes: MegaMoeSizes) -> tuple[Region, ...]:
+        """Return what lies in a buffer, in order; more regions and rings for l1 and l2 may be added."""
+        from .mega_moe.layout import regions
+
+        return regions(sizes, self.scale_format)
+
+    def symmetric_memory(self, num_bytes: int, group: Any) -> tuple[Tensor, tuple[int, ...]]:
+        """Return zeroed int8 memory, and where every rank of `group` (None: this process alone) has it; collective."""
+        from .mega_moe.symmetric_buffer import ordinary_memory
+
+        return ordinary_memory(num_bytes, group, self.device)
+
+    def mega_moe_weight_shape(self, layer: Layer, leading: tuple[int, ...], num_rows: int, width: int) -> tuple[int, ...]:
+        """Return the shape of a transformed tensor for a raw [*leading, num_rows, width] one; never that shape itself."""
+        from .mega_moe.weights import transformed_shape
+
+        return transformed_shape(layer, leading, num_rows, width)
+
+    # Schedules of the MQA logits kernels: opaque, and zeros for a backend that shares its work by itself.
+
+    def mqa_logits_metadata(self, starts: Tensor, ends: Tensor, num_keys: int, num_heads: int, num_cores: int) -> Tensor:
+        """Return an int32 [n] schedule for windows starts..ends."""
+        num_query_blocks = -(-starts.shape[0] // (128 // num_heads))
+        words = -(-3 * num_cores // 2) * 2 + 2 * num_query_blocks
+        return torch.zeros(words, dtype=torch.int32, device=starts.device)
+
+    def paged_mqa_logits_metadata(
+        self, context_lens: Tensor, page_kv: int | None, num_cores: int, requests: Tensor | None, num_heads: int | None
+    ) -> Tensor:
+        """Return an int32 [num_cores + 1, 2] schedule for contexts [batch, next_n]."""
+        return torch.zeros((num_cores + 1, 2), dtype=torch.int32, device=context_lens.device)
 
     @classmethod
     def implements(cls, operation: str) -> bool:

@@ -29,7 +29,7 @@ def _is_readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.numel() > 0
 
 
-def _vector(function: str, name: str, value: object, length: int, why: str, like: Tensor) -> Tensor:
+def int32_vector(function: str, name: str, value: object, length: int, why: str, like: Tensor) -> Tensor:
     tensor = validate.require_tensor(function, name, value)
     if tensor.dtype is not torch.int32:
         validate.require_dtype(function, name, tensor, torch.int32)
@@ -69,11 +69,11 @@ def contiguous_layout(
             f"one end offset per group (use_psum_layout=True, {num_groups} groups). Row labels, one per row of a, go with "
             f"use_psum_layout=False."
         )
-        tensor = _vector(function, "grouped_layout", layout, num_groups, why, d)
+        tensor = int32_vector(function, "grouped_layout", layout, num_groups, why, d)
         end_offsets(function, tensor, m, "rows")
         return GroupLayout("psum", tensor, alignment, expected_m, pads)
     why = f"the group of every row of a (m={m}). End offsets, one per group ({num_groups}), need use_psum_layout=True."
-    tensor = _vector(function, "grouped_layout", layout, m, why, d)
+    tensor = int32_vector(function, "grouped_layout", layout, m, why, d)
     _row_labels(function, tensor, num_groups, alignment)
     return GroupLayout("index", tensor, alignment)
 
@@ -133,7 +133,7 @@ def masked_layout(function: str, masked_m: object, expected_m: object, d: Tensor
     if tensor.ndim != 1 and tensor.numel() == num_groups and tensor.is_contiguous():
         tensor = tensor.view(-1)
     why = "the number of valid rows of every group."
-    tensor = _vector(function, "masked_m", tensor, num_groups, why, d)
+    tensor = int32_vector(function, "masked_m", tensor, num_groups, why, d)
     if _is_readable(tensor):
         counts = tensor.tolist()
         for group, count in enumerate(counts):

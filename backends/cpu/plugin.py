@@ -14,7 +14,19 @@ from unikernels.backend import Backend
 from unikernels.scale_layouts import ScaleFormat
 
 if TYPE_CHECKING:
-    from unikernels.operations import GemmProblem, GroupedGemmProblem, HcPrenormProblem, MegaGateProblem, MegaMhcProblem
+    from unikernels.mega_moe.weights import StoredWeights
+    from unikernels.operations import (
+        GemmProblem,
+        GroupedGemmProblem,
+        HcPrenormProblem,
+        KGroupedGemmProblem,
+        MegaGateProblem,
+        MegaMhcProblem,
+        MegaMoeProblem,
+        MqaLogitsProblem,
+        PagedMqaLogitsProblem,
+        TransformMegaMoeWeightsProblem,
+    )
 
 
 class CpuBackend(Backend):
@@ -55,6 +67,31 @@ class CpuBackend(Backend):
         from .kernels.mega_gate import mega_gate
 
         mega_gate(problem)
+
+    def k_grouped_gemm(self, problem: KGroupedGemmProblem) -> None:
+        from .kernels.k_grouped import k_grouped_gemm
+
+        k_grouped_gemm(problem)
+
+    def mqa_logits(self, problem: MqaLogitsProblem) -> None:
+        from .kernels.mqa_logits import mqa_logits
+
+        mqa_logits(problem)
+
+    def paged_mqa_logits(self, problem: PagedMqaLogitsProblem) -> None:
+        from .kernels.mqa_logits import paged_mqa_logits
+
+        paged_mqa_logits(problem)
+
+    def transform_mega_moe_weights(self, problem: TransformMegaMoeWeightsProblem) -> tuple[StoredWeights, StoredWeights]:
+        from unikernels.mega_moe.weights import transform
+
+        return transform(problem)
+
+    def mega_moe(self, problem: MegaMoeProblem) -> None:
+        from .kernels.mega_moe import mega_moe
+
+        mega_moe(problem)
 
 
 @hookimpl

@@ -70,9 +70,7 @@ def _run(
     if scale_tensors:
         sfa, sfb = scale_tensors["sfa"], scale_tensors["sfb"]
         gran_m, gran_k_a, gran_n, gran_k_b = granularities or validate.default_recipe(sfb)
-        a = _per_row(
-            validate.with_scales(function, "sfa", a, sfa, gran_m, gran_k_a, num_groups if is_masked else None)
-        )
+        a = _per_row(validate.with_scales(function, "sfa", a, sfa, gran_m, gran_k_a, num_groups if is_masked else None))
         b = validate.with_scales(function, "sfb", b, sfb, gran_n, gran_k_b, num_groups)
     bound("m_grouped_gemm", d)(GroupedGemmProblem(a, b, d, layout, factor, store))
 
@@ -275,7 +273,16 @@ def m_grouped_bf16_gemm_nt_contiguous(
     """
     psum = (use_psum_layout, ensure_zero_padding, expected_m_for_psum_layout)
     _contiguous(
-        "m_grouped_bf16_gemm_nt_contiguous", a, b, d, grouped_layout, psum, epilogue, epilogue_class, compiled_dims, False
+        "m_grouped_bf16_gemm_nt_contiguous",
+        a,
+        b,
+        d,
+        grouped_layout,
+        psum,
+        epilogue,
+        epilogue_class,
+        compiled_dims,
+        False,
     )
 
 
@@ -301,7 +308,16 @@ def m_grouped_bf16_gemm_nn_contiguous(
         epilogue, expected_m_for_psum_layout = expected_m_for_psum_layout, None
     psum = (use_psum_layout, ensure_zero_padding, expected_m_for_psum_layout)
     _contiguous(
-        "m_grouped_bf16_gemm_nn_contiguous", a, b, d, grouped_layout, psum, epilogue, epilogue_class, compiled_dims, True
+        "m_grouped_bf16_gemm_nn_contiguous",
+        a,
+        b,
+        d,
+        grouped_layout,
+        psum,
+        epilogue,
+        epilogue_class,
+        compiled_dims,
+        True,
     )
 
 
@@ -361,9 +377,7 @@ def m_grouped_bf16_gemm_nt_masked(
     Everything else as in `m_grouped_fp8_fp4_gemm_nt_masked`.
     Contract: DeepGEMM 2.8.2, `m_grouped_bf16_gemm_nt_masked` (alias `bf16_m_grouped_gemm_nt_masked`).
     """
-    _masked(
-        "m_grouped_bf16_gemm_nt_masked", a, b, d, masked_m, expected_m, epilogue, epilogue_class, compiled_dims
-    )
+    _masked("m_grouped_bf16_gemm_nt_masked", a, b, d, masked_m, expected_m, epilogue, epilogue_class, compiled_dims)
 
 
 m_grouped_fp8_gemm_nt_contiguous = m_grouped_fp4_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous

@@ -3,28 +3,54 @@
 from .base import Case, Cost, Operation
 from .gemm import GEMM, GemmProblem
 from .hc_prenorm import HC_PRENORM, HcPrenormProblem
+from .k_grouped import K_GROUPED_GEMM, KGroupedGemmProblem, KGroupLayout
 from .m_grouped import M_GROUPED_GEMM, GroupedGemmProblem, GroupLayout
 from .mega_gate import MEGA_GATE, MegaGateProblem
 from .mega_mhc import MEGA_MHC, MegaMhcProblem
+from .mega_moe import MEGA_MOE, TRANSFORM_MEGA_MOE_WEIGHTS, MegaMoeProblem, TransformMegaMoeWeightsProblem
+from .mqa_logits import MQA_LOGITS, PAGED_MQA_LOGITS, MqaLogitsProblem, PagedKeys, PagedMqaLogitsProblem
 from .operands import Operand
 
-ALL: tuple[Operation, ...] = (GEMM, M_GROUPED_GEMM, HC_PRENORM, MEGA_MHC, MEGA_GATE)
+ALL: tuple[Operation, ...] = (
+    GEMM,
+    M_GROUPED_GEMM,
+    K_GROUPED_GEMM,
+    HC_PRENORM,
+    MEGA_MHC,
+    MEGA_GATE,
+    TRANSFORM_MEGA_MOE_WEIGHTS,
+    MEGA_MOE,
+    MQA_LOGITS,
+    PAGED_MQA_LOGITS,
+)
 
 __all__ = [
     "ALL",
     "GEMM",
     "HC_PRENORM",
+    "K_GROUPED_GEMM",
     "MEGA_GATE",
     "MEGA_MHC",
+    "MEGA_MOE",
+    "MQA_LOGITS",
     "M_GROUPED_GEMM",
+    "PAGED_MQA_LOGITS",
+    "TRANSFORM_MEGA_MOE_WEIGHTS",
     "Case",
     "Cost",
     "GemmProblem",
     "GroupLayout",
     "GroupedGemmProblem",
     "HcPrenormProblem",
+    "KGroupLayout",
+    "KGroupedGemmProblem",
     "MegaGateProblem",
     "MegaMhcProblem",
+    "MegaMoeProblem",
+    "MqaLogitsProblem",
     "Operand",
     "Operation",
+    "PagedKeys",
+    "PagedMqaLogitsProblem",
+    "TransformMegaMoeWeightsProblem",
 ]

@@ -132,9 +132,7 @@ class _Grouped:
             function = getattr(uk, f"m_grouped_{dtype}_gemm_{self.b_layout}_contiguous")
             psum = self.kind == "psum"
             with aligned_groups(uk, ALIGNMENT):
-                function(
-                    a, b, t["d"], t["group_sizes"], **recipe, use_psum_layout=psum, ensure_zero_padding=self.pads
-                )
+                function(a, b, t["d"], t["group_sizes"], **recipe, use_psum_layout=psum, ensure_zero_padding=self.pads)
         # Rows the contract leaves open are not compared; psum with padding specifies every row.
         return {"d": t["d"] if self.kind == "psum" and self.pads else t["d"][t["valid"]]}
 

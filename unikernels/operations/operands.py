@@ -46,3 +46,21 @@ class Operand:
         if scales is not None:
             scales = replace(scales, data=scales.data[start:stop], mn=stop - start)
         return replace(self, data=self.data[start:stop], mn=stop - start, scales=scales)
+
+    def columns(self, start: int, stop: int) -> Operand:
+        """Return columns start:stop of a two-dimensional operand, without copying.
+
+        `start` is a multiple of the K elements in one element of the scale tensor (and of 2 for K-major FP4). An odd
+        `stop` of K-major FP4 data takes the other half of its last byte along.
+        """
+        scales, data = self.scales, self.data
+        if self.kind == "fp4" and self.is_k_major:
+            stop += stop % 2
+            data = data[:, start // 2 : stop // 2]
+        else:
+            data = data[:, start:stop]
+        if scales is not None:
+            per_word = scales.gran_k * scales.format.per_word
+            words = scales.data[:, start // per_word : -(-stop // per_word)]
+            scales = replace(scales, data=words, k=stop - start)
+        return replace(self, data=data, k=stop - start, scales=scales)
