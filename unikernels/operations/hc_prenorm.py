@@ -20,10 +20,13 @@ _DROPPED_BITS = 13
 def round_to_tf32(x: Tensor) -> Tensor:
     """Return float32 values rounded to TF32's 10-bit mantissa, to nearest, ties to even; NaN and inf unchanged."""
     bits = x.contiguous().view(torch.int32)
-    half_minus_one = (1 << (_DROPPED_BITS - 1)) - 1
-    rounded = bits + half_minus_one + ((bits >> _DROPPED_BITS) & 1)
+    rounded = bits >> _DROPPED_BITS
+    rounded &= 1
+    rounded += bits
+    rounded += (1 << (_DROPPED_BITS - 1)) - 1
     rounded &= -(1 << _DROPPED_BITS)
-    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
+    # Infinity has no mantissa bits to carry; a NaN may.
+    return torch.where(x.isnan(), x, rounded.view(torch.float32))
 
 
 @dataclass(frozen=True, slots=True)

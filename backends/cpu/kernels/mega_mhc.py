@@ -1,7 +1,7 @@
 """The hyper-connection step on the CPU, in tiles of tokens that bound the memory; float32 between rounding points.
 
 Only operations whose result for one token cannot depend on its place are used (see row_invariant.py): products on tiles
-of fixed height, correctly rounded elementwise arithmetic, transcendental functions on tiles of fixed size.
+of fixed height or token by token, exactly rounded elementwise arithmetic, transcendentals on tiles of fixed size.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ def mega_mhc(problem: MegaMhcProblem) -> None:
 
 def _new_streams(problem: MegaMhcProblem, rows: slice) -> Tensor:
     """Write the new residual streams and return them as float32 [count, n, H], rounded to bf16."""
-    residual, comb = problem.residual[rows].float(), problem.comb_res_mix[rows]
-    x, post = problem.x[rows].float(), problem.post_mix[rows]
-    streams = torch.empty_like(residual)
-    for j in range(NUM_STREAMS):
-        total = x * post[:, j]
-        for i in range(NUM_STREAMS):
-            total += residual[:, i] * comb[:, i, j, None]
-        streams[:, j] = total
+    residual = problem.residual[rows]
+    count, _, hidden = residual.shape
+    # The sublayer's output is one more stream to mix in.
+    old_streams = torch.empty((count, NUM_STREAMS + 1, hidden))
+    old_streams[:, :NUM_STREAMS] = residual
+    old_streams[:, NUM_STREAMS] = problem.x[rows]
+    streams = torch.bmm(torch.cat([problem.comb_res_mix[rows].mT, problem.post_mix[rows]], dim=2), old_streams)
     problem.new_residual[rows] = streams
     return streams.copy_(problem.new_residual[rows])
 
@@ -97,10 +96,7 @@ def _sum_of_four(x: Tensor, dim: int) -> Tensor:
 def _normalised(problem: MegaMhcProblem, streams: Tensor, mix: Tensor) -> Tensor:
     """Return y bf16 [count, H]: the mixed streams after RMSNorm."""
     settings = problem.settings
-    mixed = streams[:, 0] * mix[:, 0, None]
-    for j in range(1, NUM_STREAMS):
-        mixed += streams[:, j] * mix[:, j, None]
-    u = mixed.bfloat16().float()
+    u = torch.bmm(mix.unsqueeze(1), streams).squeeze(1).bfloat16().float()
     mean_square = row_sums_of_squares(u).unsqueeze(1) / u.shape[1]
     u *= 1 / (mean_square + settings.rmsnorm_eps).sqrt()
     u *= problem.rmsnorm_weight.float() * settings.rmsnorm_scale
