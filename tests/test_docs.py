@@ -1,0 +1,63 @@
+"""Documents tell the truth: generated parts are current, links lead somewhere, Python blocks of the README run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import unikernels
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+
+
+def _generator():
+    specification = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_generated_documents_are_current():
+    generate = _generator()
+    assert (ROOT / "docs" / "environment.md").read_text() == generate.environment_page(), "run: make docs"
+    found = json.loads(generate.EVIDENCE.read_text())
+    assert found["cases"] == generate.fingerprint(), "cases have changed; run: make docs"
+    assert generate.evidence_table(found) in (ROOT / "README.md").read_text(), "run: make docs"
+
+
+def test_evidence_claims_no_failure():
+    for rows in json.loads((ROOT / "docs" / "evidence.json").read_text())["operations"].values():
+        assert all(row["failed"] == 0 for row in rows.values())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / target).exists(), target
+    for name in re.findall(r"`((?:unikernels|backends|scale_layouts|tests|docs|benchmarks|examples)/[\w./]*\w)`", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_readme_python_runs(monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_docstring_examples_run():
+    import unikernels._registry
+    import unikernels.api.gemm
+
+    for module in (unikernels, unikernels._registry, unikernels.api.gemm):
+        outcome = doctest.testmod(module)
+        assert outcome.failed == 0, module.__name__
+    assert doctest.testmod(unikernels.api.gemm).attempted > 0
