@@ -79,7 +79,7 @@ def _python(code, **variables):
 
 
 def test_import_loads_no_compiler_and_no_plugin():
-    heavy = "triton tilelang torch_npu matplotlib rich safetensors unikernels.backends.cpu.plugin".split()
+    heavy = ["triton", "tilelang", "torch_npu", "matplotlib", "rich", "safetensors", "unikernels.backends.cpu.plugin"]
     code = f"import sys, torch; before = set(sys.modules); import unikernels; print([m for m in {heavy} if m in set(sys.modules) - before])"
     assert _python(code) == "[]"
 

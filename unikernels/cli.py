@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,6 +17,10 @@ from rich.table import Table
 
 from . import _registry
 from .errors import UnikernelsError
+
+if TYPE_CHECKING:
+    from .operations import Case, Operation
+    from .parity import Result
 
 _LEVELS = ("smoke", "edge", "full", "bench")
 
@@ -82,13 +87,13 @@ def _add_selection(parser: argparse.ArgumentParser, level: str = "smoke") -> Non
     parser.set_defaults(default_level=level)
 
 
-def _selection(options: argparse.Namespace) -> list[tuple[object, object]]:
+def _selection(options: argparse.Namespace) -> list[tuple[Operation, Case]]:
     from .parity import select
 
     cases = select(options.op, options.level or [options.default_level], options.pattern)
     if not cases:
         raise ValueError("no case fits --op, --level and -k.")
-    return list(cases)
+    return cases
 
 
 @contextmanager
@@ -134,7 +139,7 @@ def _parity(options: argparse.Namespace) -> int:
 
 
 def _show(
-    results: Sequence[object], html: Path | None = None, as_json: Path | None = None, picture: Path | None = None
+    results: Sequence[Result], html: Path | None = None, as_json: Path | None = None, picture: Path | None = None
 ) -> int:
     from .parity import report
 

@@ -107,7 +107,7 @@ def transposed_pair(function: str, name: str, value: object) -> tuple[Tensor, Te
 def matrix(function: str, name: str, data: Tensor, *, ndim: int, kinds: Sequence[Kind]) -> Operand:
     """Read one matrix operand [.., mn, k]: element kind, majorness, logical sizes. Scales are added later."""
     kind = _KINDS.get(data.dtype)
-    if kind not in kinds:
+    if kind is None or kind not in kinds:
         expected = {
             ("bf16",): "bfloat16",
             ("fp8", "fp4"): _QUANTISED_DTYPES,

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import validate
 from .._registry import bound
 from ..epilogue import Epilogue
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ..operations.gemm import GemmProblem
 from ..operations.operands import Operand
-from ..scale_layouts import Scales
 
 #: A quantised operand as it is passed: (data, scales).
 Pair = tuple[Tensor, Tensor]

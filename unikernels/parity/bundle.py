@@ -7,6 +7,7 @@ everything finds damage and edits by hand; it does not prove who made the file.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -19,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..errors import ParityError
+from ..errors import ParityError, UnsupportedOperationError
 from ..operations import Case, Operation
 from . import runner
 
@@ -44,7 +45,7 @@ def record(
         kept = {name: one.contiguous().clone() for name, one in inputs.items()}
         try:
             outputs = runner.outputs_of(case, backend, inputs)
-        except runner.UnsupportedOperationError:
+        except UnsupportedOperationError:
             progress()
             continue
         prefix = f"{operation.name}/{case.id}"
@@ -116,7 +117,7 @@ def check(
         inputs = {key: _restride(path, tensors[f"{name}/{case_id}/in/{key}"], stride) for key, stride in strides.items()}
         prefix = f"{name}/{case_id}/out/"
         expected = {key.removeprefix(prefix): one for key, one in tensors.items() if key.startswith(prefix)}
-        results.append(runner.judge(operation, case, backend, lambda one=expected: one, factor, inputs))
+        results.append(runner.judge(operation, case, backend, functools.partial(dict, expected), factor, inputs))
         progress()
     return header, results
 
