@@ -7,6 +7,7 @@ its own family file only.
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -57,6 +58,22 @@ class Case:
     def tensors(self, device: torch.device | str = "cpu") -> Tensors:
         """Build the tensors and move them to `device`, keeping their strides."""
         return {name: _move(tensor, torch.device(device)) for name, tensor in self.build(self.generator()).items()}
+
+
+def cases_in(module: str, function: str = "") -> Callable[[], Sequence[Case]]:
+    """Return a function that loads cases when they are asked for: importing the library must not pay for them.
+
+    Args:
+        module: module of this package, for example ``gemm_cases``.
+        function: function in it; by default of the module's name.
+    """
+
+    def load() -> Sequence[Case]:
+        loaded = importlib.import_module(f".{module}", __package__)
+        found: Sequence[Case] = getattr(loaded, function or module)()
+        return found
+
+    return load
 
 
 def _move(tensor: Tensor, device: torch.device) -> Tensor:

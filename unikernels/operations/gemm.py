@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ..epilogue import Epilogue
 from ..scale_layouts import decode_scales
-from .base import Operation
+from .base import Operation, cases_in
 from .epilogues import store
-from .gemm_cases import gemm_cases
 from .operands import Operand
 
 
@@ -98,6 +97,6 @@ GEMM = Operation(
     name="gemm",
     problem=GemmProblem,
     reference=gemm_reference,
-    cases=gemm_cases,
+    cases=cases_in("gemm_cases"),
     summary="D = C + alpha * A @ B.T with bf16, fp8 or fp4 operands and block scales",
 )

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Operation
-from .hc_prenorm_cases import hc_prenorm_cases
+from .base import Operation, cases_in
 
 #: Mantissa bits that TF32 drops from float32.
 _DROPPED_BITS = 13
@@ -78,7 +77,7 @@ HC_PRENORM = Operation(
     name="hc_prenorm_gemm",
     problem=HcPrenormProblem,
     reference=hc_prenorm_reference,
-    cases=hc_prenorm_cases,
+    cases=cases_in("hc_prenorm_cases"),
     summary="D = A @ B.T in TF32 with the row sums of squares of A, split along K",
     functions=("tf32_hc_prenorm_gemm",),
 )

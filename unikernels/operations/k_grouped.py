@@ -11,10 +11,9 @@ from typing import Literal
 from torch import Tensor
 
 from ..epilogue import Epilogue
-from .base import Operation
+from .base import Operation, cases_in
 from .epilogues import store
 from .gemm import dequantise
-from .k_grouped_cases import k_grouped_cases
 from .operands import Operand
 
 
@@ -98,7 +97,7 @@ K_GROUPED_GEMM = Operation(
     name="k_grouped_gemm",
     problem=KGroupedGemmProblem,
     reference=k_grouped_gemm_reference,
-    cases=k_grouped_cases,
+    cases=cases_in("k_grouped_cases"),
     summary="D[g] = C[g] + A_g @ B_g.T, groups split K (weight gradients)",
     functions=(
         "k_grouped_fp8_gemm_tn_contiguous",

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ..epilogue import Epilogue
-from .base import Operation
+from .base import Operation, cases_in
 from .epilogues import store
 from .gemm import dequantise
-from .m_grouped_cases import m_grouped_cases
 from .operands import Operand
 
 LayoutKind = Literal["index", "psum", "masked"]
@@ -137,7 +136,7 @@ M_GROUPED_GEMM = Operation(
     name="m_grouped_gemm",
     problem=GroupedGemmProblem,
     reference=m_grouped_gemm_reference,
-    cases=m_grouped_cases,
+    cases=cases_in("m_grouped_cases"),
     summary="D[row] = A[row] @ B[group of row].T, rows grouped by labels, aligned prefix sums or masks",
     functions=(
         "m_grouped_fp8_fp4_gemm_nt_contiguous",

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidArgumentError
-from .base import Operation
-from .mega_gate_cases import mega_gate_cases
+from .base import Operation, cases_in
 
 ScoringFunction = Literal["sqrtsoftplus", "sigmoid", "identity"]
 
@@ -249,7 +248,7 @@ MEGA_GATE = Operation(
     name="mega_gate",
     problem=MegaGateProblem,
     reference=mega_gate_reference,
-    cases=mega_gate_cases,
+    cases=cases_in("mega_gate_cases"),
     summary="scores of experts, biased top-k, weights, shared experts and physical replicas",
     functions=("bf16_mega_gate",),
 )

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from ..utils import per_token_cast_to_fp8
-from .base import Operation
+from .base import Operation, cases_in
 from .hc_prenorm import round_to_tf32
-from .mega_mhc_cases import mega_mhc_cases
 
 #: Residual streams; the only number that exists.
 NUM_STREAMS = 4
@@ -157,7 +156,7 @@ MEGA_MHC = Operation(
     name="mega_mhc",
     problem=MegaMhcProblem,
     reference=mega_mhc_reference,
-    cases=mega_mhc_cases,
+    cases=cases_in("mega_mhc_cases"),
     summary="hyper-connection step: new residual streams, Sinkhorn mixes, RMSNorm, optional FP8 output",
     functions=("mega_mhc",),
 )
