@@ -6,9 +6,21 @@
 True
 """
 
-from . import epilogue, locality_domain, scale_layouts, testing, utils
+from . import epilogue, legacy, locality_domain, scale_layouts, testing, utils
 from ._hookspecs import hookimpl
 from ._registry import available_backends, set_backend, use_backend
+from .api.aclnn import (
+    aclnn_bf16_gemm_nn,
+    aclnn_bf16_gemm_nt,
+    aclnn_bf16_gemm_tn,
+    aclnn_bf16_gemm_tt,
+    aclnn_fp8_fp4_gemm_nn,
+    aclnn_fp8_fp4_gemm_nt,
+    aclnn_fp8_fp4_gemm_tn,
+    aclnn_fp8_fp4_gemm_tt,
+)
+from .api.blas import batched_symm, batched_syrk, cublaslt_nvfp4_gemm_nt, fp8_gemm_nt_skip_head_mid
+from .api.einsum import einsum, fp8_einsum
 from .api.gate import bf16_mega_gate
 from .api.gemm import (
     bf16_gemm_nn,

@@ -17,6 +17,8 @@ from .scale_layouts import ScaleFormat
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .operations.batched import BatchedGemmProblem
+    from .operations.gathered import GatheredKGroupedGemmProblem, GatheredMGroupedGemmProblem
     from .operations.gemm import GemmProblem
     from .operations.hc_prenorm import HcPrenormProblem
     from .operations.k_grouped import KGroupedGemmProblem
@@ -172,6 +174,18 @@ class Backend:
     ) -> Tensor:
         """Return an int32 [num_cores + 1, 2] schedule for contexts [batch, next_n]."""
         return torch.zeros((num_cores + 1, 2), dtype=torch.int32, device=context_lens.device)
+
+    def batched_gemm(self, problem: BatchedGemmProblem) -> None:
+        """D[i] = C[i] + alpha * A[i] @ B[i].T, or the sum over the batch."""
+        raise self._missing("batched_gemm")
+
+    def gathered_m_grouped_gemm(self, problem: GatheredMGroupedGemmProblem) -> None:
+        """D[row] = A[row_indices[row]] @ B[group of row].T."""
+        raise self._missing("gathered_m_grouped_gemm")
+
+    def gathered_k_grouped_gemm(self, problem: GatheredKGroupedGemmProblem) -> None:
+        """D[g] (+)= A_g @ B_g.T, K of one operand gathered."""
+        raise self._missing("gathered_k_grouped_gemm")
 
     @classmethod
     def implements(cls, operation: str) -> bool:

@@ -30,6 +30,7 @@ def _is_readable(tensor: Tensor) -> bool:
 
 
 def int32_vector(function: str, name: str, value: object, length: int, why: str, like: Tensor) -> Tensor:
+    """Check a contiguous int32 [length] tensor on the device of `like`; `why` says what it holds."""
     tensor = validate.require_tensor(function, name, value)
     if tensor.dtype is not torch.int32:
         validate.require_dtype(function, name, tensor, torch.int32)
@@ -74,28 +75,41 @@ def contiguous_layout(
         return GroupLayout("psum", tensor, alignment, expected_m, pads)
     why = f"the group of every row of a (m={m}). End offsets, one per group ({num_groups}), need use_psum_layout=True."
     tensor = int32_vector(function, "grouped_layout", layout, m, why, d)
-    _row_labels(function, tensor, num_groups, alignment)
+    row_labels(function, "grouped_layout", tensor, num_groups, alignment)
     return GroupLayout("index", tensor, alignment)
 
 
-def _row_labels(function: str, labels: Tensor, num_groups: int, alignment: int) -> None:
+def values_below(
+    function: str, name: str, tensor: Tensor, limit: int, what: str, minimum: int | None = None
+) -> None:
+    """Check on the CPU that values lie below `limit` (and not below `minimum`); `what` says what they mean."""
+    if not _is_readable(tensor):
+        return
+    is_bad = tensor >= limit
+    if minimum is not None:
+        is_bad |= tensor < minimum
+    if bool(is_bad.any()):
+        index = int(is_bad.nonzero()[0])
+        raise InvalidArgumentError(
+            f"{function}: {name}[{index}] is {int(tensor[index])}, expected {what}, below {limit}."
+        )
+
+
+def row_labels(function: str, name: str, labels: Tensor, num_groups: int, alignment: int) -> None:
+    """Check row labels on the CPU: groups in range, and for backends that need it one group per aligned block."""
     if not _is_readable(labels):
         return
-    largest = int(labels.max())
-    if largest >= num_groups:
-        row = int((labels >= num_groups).nonzero()[0])
-        raise InvalidArgumentError(
-            f"{function}: grouped_layout[{row}] is {int(labels[row])}, expected a group below {num_groups}, or -1 for a "
-            f"padding row. End offsets, one per group, need use_psum_layout=True."
-        )
+    if int(labels.max()) >= num_groups:
+        what = f"a group (there are {num_groups}) or -1 for a padding row; end offsets need use_psum_layout=True"
+        values_below(function, name, labels, num_groups, what)
     if not _registry.backend_for(labels).needs_aligned_groups:
         return
     row = first_misplaced_row(labels, alignment)
     if row is not None:
         first = row - row % alignment
         raise InvalidArgumentError(
-            f"{function}: grouped_layout[{row}] is {int(labels[row])} where row {first} has {int(labels[first])}: expected "
-            f"one group in rows {first} to {first + alignment - 1}, because the alignment in force is {alignment} "
+            f"{function}: {name}[{row}] is {int(labels[row])} where row {first} has {int(labels[first])}, expected one "
+            f"group in rows {first} to {first + alignment - 1}: the alignment in force is {alignment} "
             f"(get_mk_alignment_for_contiguous_layout). Start every group at a multiple of it."
         )
 

@@ -16,6 +16,9 @@ from unikernels.scale_layouts import ScaleFormat
 if TYPE_CHECKING:
     from unikernels.mega_moe.weights import StoredWeights
     from unikernels.operations import (
+        BatchedGemmProblem,
+        GatheredKGroupedGemmProblem,
+        GatheredMGroupedGemmProblem,
         GemmProblem,
         GroupedGemmProblem,
         HcPrenormProblem,
@@ -92,6 +95,21 @@ class CpuBackend(Backend):
         from .kernels.mega_moe import mega_moe
 
         mega_moe(problem)
+
+    def batched_gemm(self, problem: BatchedGemmProblem) -> None:
+        from .kernels.batched import batched_gemm
+
+        batched_gemm(problem)
+
+    def gathered_m_grouped_gemm(self, problem: GatheredMGroupedGemmProblem) -> None:
+        from .kernels.gathered import gathered_m_grouped_gemm
+
+        gathered_m_grouped_gemm(problem)
+
+    def gathered_k_grouped_gemm(self, problem: GatheredKGroupedGemmProblem) -> None:
+        from .kernels.gathered import gathered_k_grouped_gemm
+
+        gathered_k_grouped_gemm(problem)
 
 
 @hookimpl

@@ -29,6 +29,7 @@ def run_dense(
     alpha: float = 1.0,
     epilogue: Epilogue | None = None,
     scales: Any = None,
+    uses_vendor_library: bool = False,
     **scale_tensors: Tensor,
 ) -> None:
     """Check everything but the scales, treat empty problems, attach scales, call the backend.
@@ -36,6 +37,7 @@ def run_dense(
     Args:
         scales: function that returns both operands with their scales attached; called for non-empty problems only
             (contract 1.8: empty problems end before any look at the scales).
+        uses_vendor_library: the function is a vendor baseline.
         scale_tensors: sfa and sfb, for the checks of devices and overlap.
     """
     validate.require_equal_k(function, a, b)
@@ -53,7 +55,7 @@ def run_dense(
         return
     if scales is not None:
         a, b = scales(a, b)
-    bound("gemm", d)(GemmProblem(a, b, d, c, alpha, epilogue))
+    bound("gemm", d)(GemmProblem(a, b, d, c, alpha, epilogue, None, uses_vendor_library))
 
 
 def write_empty_product(d: Tensor, c: Tensor | None, epilogue: Epilogue | None) -> None:
@@ -246,7 +248,7 @@ fp8_gemm_tn = fp8_fp4_gemm_tn
 fp8_gemm_tt = fp8_fp4_gemm_tt
 
 
-def _plain(
+def plain_gemm(
     function: str,
     a: object,
     b: object,
@@ -257,7 +259,9 @@ def _plain(
     kinds: tuple[Any, ...] = ("bf16",),
     alpha: float = 1.0,
     epilogue: Epilogue | None = None,
+    uses_vendor_library: bool = False,
 ) -> None:
+    """Compute d = c + alpha * A @ B.T for operands without scales, either passed transposed; the checks of all of them."""
     operands = []
     for name, value, is_transposed in (("a", a, transposes_a), ("b", b, transposes_b)):
         data = validate.require_tensor(function, name, value)
@@ -269,7 +273,7 @@ def _plain(
         raise InvalidArgumentError(
             f"{function}: a has dtype {left.data.dtype} and b {right.data.dtype}, expected the same dtype for both."
         )
-    run_dense(function, left, right, d, c, alpha, epilogue)
+    run_dense(function, left, right, d, c, alpha, epilogue, uses_vendor_library=uses_vendor_library)
 
 
 def bf16_gemm_nt(
@@ -299,7 +303,7 @@ def bf16_gemm_nt(
     """
     validate.compiled_dims("bf16_gemm_nt", compiled_dims)
     factor, store = validate.epilogue_and_alpha("bf16_gemm_nt", alpha, epilogue, epilogue_class)
-    _plain("bf16_gemm_nt", a, b, d, c, False, False, alpha=factor, epilogue=store)
+    plain_gemm("bf16_gemm_nt", a, b, d, c, False, False, alpha=factor, epilogue=store)
 
 
 def bf16_gemm_nn(
@@ -316,7 +320,7 @@ def bf16_gemm_nn(
     """Compute d = c + alpha * a @ b, with b [k, n]; see `bf16_gemm_nt`. Contract: DeepGEMM 2.8.2, `bf16_gemm_nn`."""
     validate.compiled_dims("bf16_gemm_nn", compiled_dims)
     factor, store = validate.epilogue_and_alpha("bf16_gemm_nn", alpha, epilogue, epilogue_class)
-    _plain("bf16_gemm_nn", a, b, d, c, False, True, alpha=factor, epilogue=store)
+    plain_gemm("bf16_gemm_nn", a, b, d, c, False, True, alpha=factor, epilogue=store)
 
 
 def bf16_gemm_tn(
@@ -333,7 +337,7 @@ def bf16_gemm_tn(
     """Compute d = c + alpha * a.T @ b, with a [k, m], b [k, n]; see `bf16_gemm_nt`. Contract: `bf16_gemm_tn`."""
     validate.compiled_dims("bf16_gemm_tn", compiled_dims)
     factor, store = validate.epilogue_and_alpha("bf16_gemm_tn", alpha, epilogue, epilogue_class)
-    _plain("bf16_gemm_tn", a, b, d, c, True, True, alpha=factor, epilogue=store)
+    plain_gemm("bf16_gemm_tn", a, b, d, c, True, True, alpha=factor, epilogue=store)
 
 
 def bf16_gemm_tt(
@@ -350,7 +354,7 @@ def bf16_gemm_tt(
     """Compute d = c + alpha * a.T @ b.T, with a [k, m], b [n, k]; see `bf16_gemm_nt`. Contract: `bf16_gemm_tt`."""
     validate.compiled_dims("bf16_gemm_tt", compiled_dims)
     factor, store = validate.epilogue_and_alpha("bf16_gemm_tt", alpha, epilogue, epilogue_class)
-    _plain("bf16_gemm_tt", a, b, d, c, True, False, alpha=factor, epilogue=store)
+    plain_gemm("bf16_gemm_tt", a, b, d, c, True, False, alpha=factor, epilogue=store)
 
 
 _BLAS_KINDS = ("bf16", "fp8")
@@ -361,19 +365,19 @@ def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -
 
     Shapes, errors and empty problems as in `bf16_gemm_nt`. Contract: DeepGEMM 2.8.2, `cublaslt_gemm_nt`.
     """
-    _plain("cublaslt_gemm_nt", a, b, d, c, False, False, _BLAS_KINDS)
+    plain_gemm("cublaslt_gemm_nt", a, b, d, c, False, False, _BLAS_KINDS, uses_vendor_library=True)
 
 
 def cublaslt_gemm_nn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute d = c + a @ b; see `cublaslt_gemm_nt`."""
-    _plain("cublaslt_gemm_nn", a, b, d, c, False, True, _BLAS_KINDS)
+    plain_gemm("cublaslt_gemm_nn", a, b, d, c, False, True, _BLAS_KINDS, uses_vendor_library=True)
 
 
 def cublaslt_gemm_tn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute d = c + a.T @ b; see `cublaslt_gemm_nt`."""
-    _plain("cublaslt_gemm_tn", a, b, d, c, True, True, _BLAS_KINDS)
+    plain_gemm("cublaslt_gemm_tn", a, b, d, c, True, True, _BLAS_KINDS, uses_vendor_library=True)
 
 
 def cublaslt_gemm_tt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute d = c + a.T @ b.T; see `cublaslt_gemm_nt`."""
-    _plain("cublaslt_gemm_tt", a, b, d, c, True, False, _BLAS_KINDS)
+    plain_gemm("cublaslt_gemm_tt", a, b, d, c, True, False, _BLAS_KINDS, uses_vendor_library=True)

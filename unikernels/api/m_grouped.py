@@ -87,7 +87,7 @@ def _per_row(a: Operand) -> Operand:
     )
 
 
-def _contiguous(
+def contiguous_gemm(
     function: str,
     a: object,
     b: object,
@@ -214,7 +214,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     `m_grouped_fp4_gemm_nt_contiguous`).
     """
     psum = (use_psum_layout, ensure_zero_padding, expected_m_for_psum_layout)
-    _contiguous(
+    contiguous_gemm(
         "m_grouped_fp8_fp4_gemm_nt_contiguous", a, b, d, grouped_layout, psum, epilogue, epilogue_class, compiled_dims,
         False, (recipe, recipe_a, recipe_b), disable_ue8m0_cast,
     )  # fmt: skip
@@ -247,7 +247,7 @@ def m_grouped_fp8_fp4_gemm_nn_contiguous(
     if isinstance(expected_m_for_psum_layout, Epilogue) and epilogue is None:
         epilogue, expected_m_for_psum_layout = expected_m_for_psum_layout, None
     psum = (use_psum_layout, ensure_zero_padding, expected_m_for_psum_layout)
-    _contiguous(
+    contiguous_gemm(
         "m_grouped_fp8_fp4_gemm_nn_contiguous", a, b, d, grouped_layout, psum, epilogue, epilogue_class, compiled_dims,
         True, (recipe, recipe_a, recipe_b), disable_ue8m0_cast,
     )  # fmt: skip
@@ -272,7 +272,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
     Contract: DeepGEMM 2.8.2, `m_grouped_bf16_gemm_nt_contiguous`.
     """
     psum = (use_psum_layout, ensure_zero_padding, expected_m_for_psum_layout)
-    _contiguous(
+    contiguous_gemm(
         "m_grouped_bf16_gemm_nt_contiguous",
         a,
         b,
@@ -307,7 +307,7 @@ def m_grouped_bf16_gemm_nn_contiguous(
     if isinstance(expected_m_for_psum_layout, Epilogue) and epilogue is None:
         epilogue, expected_m_for_psum_layout = expected_m_for_psum_layout, None
     psum = (use_psum_layout, ensure_zero_padding, expected_m_for_psum_layout)
-    _contiguous(
+    contiguous_gemm(
         "m_grouped_bf16_gemm_nn_contiguous",
         a,
         b,

@@ -1,6 +1,13 @@
 """The canonical operations: `ALL` is the one table from which tests, reports, benchmarks and doctor derive."""
 
 from .base import Case, Cost, Operation
+from .batched import BATCHED_GEMM, BatchedGemmProblem
+from .gathered import (
+    GATHERED_K_GROUPED_GEMM,
+    GATHERED_M_GROUPED_GEMM,
+    GatheredKGroupedGemmProblem,
+    GatheredMGroupedGemmProblem,
+)
 from .gemm import GEMM, GemmProblem
 from .hc_prenorm import HC_PRENORM, HcPrenormProblem
 from .k_grouped import K_GROUPED_GEMM, KGroupedGemmProblem, KGroupLayout
@@ -15,6 +22,9 @@ ALL: tuple[Operation, ...] = (
     GEMM,
     M_GROUPED_GEMM,
     K_GROUPED_GEMM,
+    BATCHED_GEMM,
+    GATHERED_M_GROUPED_GEMM,
+    GATHERED_K_GROUPED_GEMM,
     HC_PRENORM,
     MEGA_MHC,
     MEGA_GATE,
@@ -26,6 +36,9 @@ ALL: tuple[Operation, ...] = (
 
 __all__ = [
     "ALL",
+    "BATCHED_GEMM",
+    "GATHERED_K_GROUPED_GEMM",
+    "GATHERED_M_GROUPED_GEMM",
     "GEMM",
     "HC_PRENORM",
     "K_GROUPED_GEMM",
@@ -36,8 +49,11 @@ __all__ = [
     "M_GROUPED_GEMM",
     "PAGED_MQA_LOGITS",
     "TRANSFORM_MEGA_MOE_WEIGHTS",
+    "BatchedGemmProblem",
     "Case",
     "Cost",
+    "GatheredKGroupedGemmProblem",
+    "GatheredMGroupedGemmProblem",
     "GemmProblem",
     "GroupLayout",
     "GroupedGemmProblem",

@@ -26,6 +26,7 @@ class GemmProblem:
         epilogue: None stores the accumulator.
         head_splits: (left, middle, right) of `fp8_gemm_nt_skip_head_mid`: column h*(left+right)+j of the product goes to
             column h*(left+middle+right)+j (plus middle if j >= left) of d, whose middle columns keep their content.
+        uses_vendor_library: the caller asks for the vendor's BLAS (cublaslt, aclnn); a hint that never changes the result.
     """
 
     a: Operand
@@ -35,6 +36,7 @@ class GemmProblem:
     alpha: float = 1.0
     epilogue: Epilogue | None = None
     head_splits: tuple[int, int, int] | None = None
+    uses_vendor_library: bool = False
 
     @property
     def m(self) -> int:
