@@ -88,9 +88,11 @@ def test_inactive_tokens(backend):
     unmapped = torch.full((2, 2), 7)
     options = {"force_random": torch.tensor([False, True]), "fix_routing_mask": torch.tensor([False, True])}
     idx, weights = _gate(torch.randn(2, 8), shared=2, mask=mask, unmapped_topk_idx=unmapped, **options)
-    assert idx[1].tolist() == [-1] * 4 and unmapped[1].tolist() == [-1] * 2
+    assert idx[1].tolist() == [-1] * 4
+    assert unmapped[1].tolist() == [-1] * 2
     assert weights[1].tolist() == [0.0] * 4
-    assert (idx[0] >= 0).all() and weights[0, 2:].tolist() == [1.0, 1.0]
+    assert (idx[0] >= 0).all()
+    assert weights[0, 2:].tolist() == [1.0, 1.0]
 
 
 def test_image_tokens_have_their_own_bias(backend):
@@ -152,13 +154,16 @@ def test_random_tokens(backend):
     num_physical = int(count.sum())
     assert (unmapped == -1).all()
     assert (idx.sort(dim=1).values.diff(dim=1) > 0).all()
-    assert idx.min() == 0 and idx.max() == num_physical - 1
-    assert (weights > 0).all() and (weights <= 1).all()
+    assert idx.min() == 0
+    assert idx.max() == num_physical - 1
+    assert (weights > 0).all()
+    assert (weights <= 1).all()
     # Uniform in every slot: 4000 draws over 20 experts, 200 expected each, six standard deviations allowed.
     for slot in range(k + shared):
         counts = torch.bincount(idx[:, slot], minlength=num_physical)
         assert (counts - t / num_physical).abs().max() < 6 * (t / num_physical) ** 0.5
-    assert abs(weights.mean().item() - 0.5) < 0.01 and abs(weights.var().item() - 1 / 12) < 0.005
+    assert abs(weights.mean().item() - 0.5) < 0.01
+    assert abs(weights.var().item() - 1 / 12) < 0.005
     again = uk.bf16_mega_gate(x, weight, k, True, shared, 2.5, 1, **options)
     assert_bitwise_equal(again[0], idx)
     assert_bitwise_equal(again[1], weights)
@@ -204,7 +209,8 @@ def test_bad_tables_are_refused_before_anything_is_written(backend):
 def test_out_is_returned_and_zero_tokens_are_empty(backend):
     out = (torch.empty(2, 2, dtype=torch.int64), torch.empty(2, 2))
     idx, weights = _gate(torch.randn(2, 8), out=out)
-    assert idx is out[0] and weights is out[1]
+    assert idx is out[0]
+    assert weights is out[1]
     x, weight = torch.empty(0, 256).bfloat16(), torch.zeros(8, 256).bfloat16()
     idx, weights = uk.bf16_mega_gate(x, weight, 2, True, 1, 1.0, 0)
     assert idx.shape == weights.shape == (0, 3)
@@ -323,5 +329,5 @@ def test_refuses_outputs_that_overlap():
 
 
 def test_wrong_kind_of_argument_is_a_type_error():
-    with pytest.raises(ArgumentTypeError, match="x is a float, expected a torch.Tensor"):
+    with pytest.raises(ArgumentTypeError, match=r"x is a float, expected a torch\.Tensor"):
         uk.bf16_mega_gate(1.0, torch.zeros(8, 256).bfloat16(), 2, False, 0, 1.0, 0)

@@ -1,0 +1,121 @@
+"""The example model runs, keeps its limits, and notices a kernel that computes something else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import unikernels as uk
+
+FOLDER = Path(__file__).parents[1] / "examples" / "deepseek_block"
+PROMPTS = (70, 1, 9)
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The script as a module; its neighbours have plain names, which must not stay behind for other tests."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    # The layers are so small that threads cost more than they bring, above all on a busy machine.
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    before = set(sys.modules)
+    import run
+
+    yield run
+    torch.set_num_threads(num_threads)
+    for name in set(sys.modules) - before:
+        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def _failures(example, num_decoded=1):
+    results = example.run(0, num_decoded, torch.device("cpu"), PROMPTS)
+    return {(step, check.stage) for step, checks in results.items() for check in checks if not check.passed}
+
+
+def test_script_prints_all_stages_and_succeeds():
+    environment = {**os.environ, "UNIKERNELS_BACKEND": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, FOLDER / "run.py", "--steps", "2"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=FOLDER.parent,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in ("backend cpu", "decode 2", "all stages keep their limits"):
+        assert text in done.stdout
+    for stage in (
+        "query",
+        "index logits",
+        "chosen tokens",
+        "attention output",
+        "chosen experts",
+        "moe output",
+        "streams",
+    ):
+        assert stage in done.stdout
+    assert "FAILED" not in done.stdout
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_block_keeps_its_limits(example, backend):
+    with uk.use_backend(backend):
+        assert _failures(example) == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("fp8_gemm_nt", ("prefill", "query")),
+        ("tf32_hc_prenorm_gemm", ("prefill", "attention mixes")),
+        ("m_grouped_fp8_gemm_nt_contiguous", ("prefill", "moe output")),
+        ("m_grouped_fp8_gemm_nt_masked", ("decode 1", "moe output")),
+    ],
+)
+def test_a_wrong_kernel_is_noticed(example, monkeypatch, function, expected):
+    right = getattr(uk, function)
+
+    def wrong(a, b, d, *others, **options):
+        right(a, b, d, *others, **options)
+        d[..., : d.shape[-1] // 8] = 0
+
+    monkeypatch.setattr(uk, function, wrong)
+    assert expected in _failures(example)
+
+
+@pytest.mark.parametrize(
+    ("function", "step"), [("fp8_fp4_mqa_logits", "prefill"), ("fp8_fp4_paged_mqa_logits", "decode 1")]
+)
+def test_wrong_logits_are_noticed(example, monkeypatch, function, step):
+    right = getattr(uk, function)
+    monkeypatch.setattr(uk, function, lambda *arguments, **options: right(*arguments, **options).roll(1, dims=1))
+    assert (step, "index logits") in _failures(example)
+
+
+def test_wrong_routing_is_noticed(example, monkeypatch):
+    right = uk.bf16_mega_gate
+
+    def wrong(x, weight, *others, bias, **options):
+        return right(x, weight, *others, bias=bias.flip(0) * 20, **options)
+
+    monkeypatch.setattr(uk, "bf16_mega_gate", wrong)
+    assert ("prefill", "chosen experts") in _failures(example)
+
+
+def test_a_stage_over_its_limit_fails_the_script(example, monkeypatch, capsys):
+    monkeypatch.setitem(example.LIMITS, "moe output", 1e-9)
+    monkeypatch.setattr(example, "PROMPT_LENGTHS", PROMPTS)
+    assert example.main(["--steps", "0"]) == 1
+    assert "over the limit: prefill: moe output" in capsys.readouterr().out
+
+
+def test_nan_is_over_every_limit(example):
+    assert not example.Check("stage", float("nan"), 1.0, is_agreement=False).passed
+    assert not example.Check("stage", float("nan"), 0.0, is_agreement=True).passed
