@@ -72,6 +72,12 @@ from .api.mega_moe import (
 )
 from .api.mqa_logits import fp8_fp4_mqa_logits, fp8_fp4_paged_mqa_logits, fp8_mqa_logits, fp8_paged_mqa_logits
 from .api.mqa_schedules import get_mqa_logits_metadata, get_paged_mqa_logits_metadata
+from .api.mqa_sparse import (
+    fp8_fp4_paged_sparse_mqa_logits,
+    fp8_fp4_sparse_mqa_logits,
+    get_paged_sparse_mqa_logits_metadata,
+    get_sparse_mqa_logits_metadata,
+)
 from .api.runtime import (
     get_deterministic_algorithms,
     get_k_alignment_for_contiguous_layout,
@@ -149,6 +155,8 @@ __all__ = [
     "fp8_fp4_mega_moe",
     "fp8_fp4_mqa_logits",
     "fp8_fp4_paged_mqa_logits",
+    "fp8_fp4_paged_sparse_mqa_logits",
+    "fp8_fp4_sparse_mqa_logits",
     "fp8_gemm_nn",
     "fp8_gemm_nt",
     "fp8_gemm_tn",
@@ -166,7 +174,9 @@ __all__ = [
     "get_num_locality_domains",
     "get_num_sms",
     "get_paged_mqa_logits_metadata",
+    "get_paged_sparse_mqa_logits_metadata",
     "get_pdl",
+    "get_sparse_mqa_logits_metadata",
     "get_symm_buffer_for_mega_moe",
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .operations.mega_mhc import MegaMhcProblem
     from .operations.mega_moe import MegaMoeProblem
     from .operations.mqa_logits import MqaLogitsProblem, PagedMqaLogitsProblem
+    from .operations.mqa_sparse import PagedSparseMqaLogitsProblem, SparseMqaLogitsProblem
 
 #: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
 Recipe = tuple[int, int, int]
@@ -160,6 +161,14 @@ class Backend:
         from .mega_moe.weights import transformed_shape
 
         return transformed_shape(layer, leading, num_rows, width)
+
+    def sparse_mqa_logits(self, problem: SparseMqaLogitsProblem) -> None:
+        """Indexer logits of every query against its selected blocks of contiguous keys."""
+        raise self._missing("sparse_mqa_logits")
+
+    def paged_sparse_mqa_logits(self, problem: PagedSparseMqaLogitsProblem) -> None:
+        """Indexer logits of every token against its selected blocks of paged keys."""
+        raise self._missing("paged_sparse_mqa_logits")
 
     # Schedules of the MQA logits kernels: opaque, and zeros for a backend that shares its work by itself.
 

@@ -239,8 +239,8 @@ def context_lens(function: str, value: object, batch: int | None = None, next_n:
     return lengths(function, "context_lens", tensor, (batch, next_n), why)
 
 
-def block_table(function: str, value: object, batch: int, q: Queries) -> Tensor:
-    """Check the page table: int32 [batch, width], unit stride along width."""
+def block_table(function: str, value: object, batch: int, neighbour: Tensor) -> Tensor:
+    """Check the page table: int32 [batch, width], unit stride along width, on the device of `neighbour`."""
     table = validate.require_tensor(function, "block_table", value)
     validate.require_dtype(function, "block_table", table, torch.int32)
     if table.ndim != 2 or table.shape[0] != batch:
@@ -253,7 +253,7 @@ def block_table(function: str, value: object, batch: int, q: Queries) -> Tensor:
             f"{function}: block_table has strides {table.stride()}, expected a unit stride in the last dimension. "
             f"Pass block_table.contiguous()."
         )
-    validate.require_same_device(function, q.operand.data, block_table=table)
+    validate.require_same_device(function, neighbour, block_table=table)
     return table
 
 

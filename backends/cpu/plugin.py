@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         MegaMoeProblem,
         MqaLogitsProblem,
         PagedMqaLogitsProblem,
+        PagedSparseMqaLogitsProblem,
+        SparseMqaLogitsProblem,
         TransformMegaMoeWeightsProblem,
     )
 
@@ -85,6 +87,16 @@ class CpuBackend(Backend):
         from .kernels.mqa_logits import paged_mqa_logits
 
         paged_mqa_logits(problem)
+
+    def sparse_mqa_logits(self, problem: SparseMqaLogitsProblem) -> None:
+        from .kernels.mqa_sparse import sparse_mqa_logits
+
+        sparse_mqa_logits(problem)
+
+    def paged_sparse_mqa_logits(self, problem: PagedSparseMqaLogitsProblem) -> None:
+        from .kernels.mqa_sparse import paged_sparse_mqa_logits
+
+        paged_sparse_mqa_logits(problem)
 
     def transform_mega_moe_weights(self, problem: TransformMegaMoeWeightsProblem) -> tuple[StoredWeights, StoredWeights]:
         from unikernels.mega_moe.weights import transform

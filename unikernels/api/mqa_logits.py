@@ -227,7 +227,7 @@ def _paged(
     cache = validate_mqa.key_cache(function, kv_cache, checked)
     head_weights = validate_mqa.weights(function, weights, checked, batch * next_n)
     lens = validate_mqa.context_lens(function, context_lens, batch, next_n)
-    table = validate_mqa.block_table(function, block_table, batch, checked)
+    table = validate_mqa.block_table(function, block_table, batch, head_weights)
     columns = validate_mqa.require_count(function, "max_context_len", max_context_len, 0)
     requests = validate_mqa.request_indices(function, indices, batch, next_n)
     fills_outside = _clean(function, clean_logits, False)

@@ -16,6 +16,14 @@ from .mega_gate import MEGA_GATE, MegaGateProblem
 from .mega_mhc import MEGA_MHC, MegaMhcProblem
 from .mega_moe import MEGA_MOE, TRANSFORM_MEGA_MOE_WEIGHTS, MegaMoeProblem, TransformMegaMoeWeightsProblem
 from .mqa_logits import MQA_LOGITS, PAGED_MQA_LOGITS, MqaLogitsProblem, PagedKeys, PagedMqaLogitsProblem
+from .mqa_sparse import (
+    PAGED_SPARSE_MQA_LOGITS,
+    SPARSE_MQA_LOGITS,
+    PagedSparseMqaLogitsProblem,
+    SparseMqaLogitsProblem,
+    key_positions,
+    num_used_blocks,
+)
 from .operands import Operand
 
 ALL: tuple[Operation, ...] = (
@@ -32,6 +40,8 @@ ALL: tuple[Operation, ...] = (
     MEGA_MOE,
     MQA_LOGITS,
     PAGED_MQA_LOGITS,
+    SPARSE_MQA_LOGITS,
+    PAGED_SPARSE_MQA_LOGITS,
 )
 
 __all__ = [
@@ -48,6 +58,8 @@ __all__ = [
     "MQA_LOGITS",
     "M_GROUPED_GEMM",
     "PAGED_MQA_LOGITS",
+    "PAGED_SPARSE_MQA_LOGITS",
+    "SPARSE_MQA_LOGITS",
     "TRANSFORM_MEGA_MOE_WEIGHTS",
     "BatchedGemmProblem",
     "Case",
@@ -68,5 +80,9 @@ __all__ = [
     "Operation",
     "PagedKeys",
     "PagedMqaLogitsProblem",
+    "PagedSparseMqaLogitsProblem",
+    "SparseMqaLogitsProblem",
     "TransformMegaMoeWeightsProblem",
+    "key_positions",
+    "num_used_blocks",
 ]
