@@ -62,6 +62,8 @@ def test_functions_are_the_librarys_own():
         ("testing.utils", "get_arch_major"),
         ("epilogue", "Alpha"),
         ("locality_domain", "localize"),
+        ("legacy", "m_grouped_bf16_gemm_nt_contiguous_tl"),
+        ("mega", "fp8_fp4_mega_moe"),
     ],
 )
 def test_every_form_of_import_finds_the_submodule(module, name):
