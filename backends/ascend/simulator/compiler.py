@@ -1,0 +1,144 @@
+"""Finds the host C++ compiler and compiles translated kernels to shared libraries, through the cache.
+
+Knows flags and error texts; knows nothing of TileLang or of launching.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from . import _simulator
+from .cache import Cache, digest
+from .errors import CompilerNotFoundError, KernelCompileError, UnimplementedBuiltinError
+
+_FLAGS = (
+    "-std=c++20 -O2 -g1 -fPIC -shared -w -fno-strict-aliasing -fno-delete-null-pointer-checks -fvisibility=hidden "
+    "-ffp-contract=off -fno-math-errno -fno-trapping-math"
+)
+_CHECK_FLAGS = "-DUSIM_CHECK -fsanitize=thread -nodefaultlibs"
+_LIBRARIES = "-lm -lc -lgcc"
+_UNDECLARED = re.compile(r":(\d+):\d+: error: (?:'|‘)?(?:use of undeclared identifier ')?:{0,2}(asc_\w+|v[a-z]\w*)(?:'|’)?")
+
+
+def find_compiler() -> list[str]:
+    """The compiler as a command: CXX if set, else g++, else clang++.
+
+    Raises:
+        CompilerNotFoundError: none of them can be started.
+    """
+    chosen = os.environ.get("CXX", "").strip()
+    for candidate in [chosen] if chosen else ["g++", "clang++"]:
+        words = shlex.split(candidate)
+        if words and shutil.which(words[0]):
+            return words
+    looked = f"CXX={chosen!r}" if chosen else "g++ and clang++ on PATH"
+    raise CompilerNotFoundError(
+        f"the simulator compiles generated kernels with a C++20 compiler, but found none (looked for {looked}). "
+        "Install one, for example: apt install g++; or set CXX to its path."
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _identity(command: tuple[str, ...]) -> str:
+    """What distinguishes one compiler from another: its version text."""
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return " ".join(command) + "\n" + result.stdout
+
+
+@functools.lru_cache(maxsize=1)
+def _cpu_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "unknown")
+
+
+def include_folder() -> Path:
+    """The shim headers shipped with this package."""
+    return Path(__file__).parent / "include"
+
+
+@functools.lru_cache(maxsize=1)
+def _headers_key() -> str:
+    folder = include_folder()
+    return digest(*(part for p in sorted(folder.rglob("*.*")) for part in (str(p.relative_to(folder)), p.read_bytes())))
+
+
+def _command(compiler: list[str], check: bool, simd: bool, saturate: bool, templates: Path) -> list[str]:
+    headers = include_folder()
+    words = [*compiler, *_FLAGS.split(), "-march=native"]
+    if check:
+        words += _CHECK_FLAGS.split()
+        if "clang" not in compiler[0]:
+            words += ["--param", "tsan-instrument-func-entry-exit=0"]
+    else:
+        words += ["-O3"]
+    if simd:
+        words += ["-DUSIM_SIMD"]
+    else:
+        words += [f"-I{headers / 'tl_without_simd'}"]
+    if saturate:
+        words += ["-DUSIM_SATURATE"]
+    return [*words, f"-I{headers}", f"-I{templates}"]
+
+
+def _explain(text: str, name: str, output: str) -> Exception:
+    match = _UNDECLARED.search(output)
+    if match:
+        number, builtin = int(match.group(1)), match.group(2)
+        lines = text.splitlines()
+        shown = lines[number - 1].strip() if number <= len(lines) else ""
+        error = UnimplementedBuiltinError(
+            f"kernel '{name}' uses the builtin {builtin} (generated source, line {number}: {shown[:160]}), "
+            "which the simulator does not implement."
+        )
+        error.kernel, error.builtin, error.line = name, builtin, number
+        return error
+    first = "\n".join([line for line in output.splitlines() if "error" in line][:6]) or output[-1500:]
+    return KernelCompileError(f"the generated source of kernel '{name}' does not compile:\n{first}")
+
+
+def compile_kernel(
+    text: str, name: str, *, check: bool, simd: bool, saturate: bool, templates: Path, cache: Cache
+) -> Path:
+    """Compile a translated kernel, or find it in the cache; returns the path of the shared library."""
+    compiler = find_compiler()
+    command = _command(compiler, check, simd, saturate, templates)
+    # Paths of the installation do not change the result; the text behind them does.
+    stable = " ".join(w for w in command if not w.startswith("-I"))
+    key = digest(text, _identity(tuple(compiler)), stable, _cpu_features(), _headers_key(), str(_simulator.ABI_VERSION))
+    if cache.load("so", key) is not None:
+        return cache.path("so", key)
+    with tempfile.TemporaryDirectory(prefix="unikernels-compile-") as folder:
+        source, library = Path(folder) / f"{name}.cpp", Path(folder) / f"{name}.so"
+        source.write_text(text)
+        result = subprocess.run(
+            [*command, str(source), "-o", str(library), *_LIBRARIES.split()], capture_output=True, text=True, check=False
+        )
+        if result.returncode != 0:
+            raise _explain(text, name, result.stderr)
+        return cache.store("so", key, library.read_bytes())
+
+
+def source_line(library: Path, offset: int, name: str) -> int:
+    """The line of the generated source behind a code offset, or 0 if it cannot be told."""
+    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
+    if tool is None or offset == 0:
+        return 0
+    # A return address points behind the call; one byte less lies inside it.
+    result = subprocess.run(
+        [tool, "-i", "-e", str(library), hex(offset - 1)], capture_output=True, text=True, check=False
+    )
+    for line in result.stdout.splitlines():
+        file, _, number = line.partition(" ")[0].rpartition(":")
+        if file.endswith(f"{name}.cpp") and number.isdigit():
+            return int(number)
+    return 0

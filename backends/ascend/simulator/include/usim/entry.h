@@ -1,0 +1,39 @@
+// Last lines of every kernel library: binding to the core and, in checked builds, the landing points of the compiler's
+// memory instrumentation (-fsanitize=thread emits a call per access; the sanitizer's own run-time library is not linked).
+#pragma once
+
+#include "usim/device.h"
+
+namespace usim {
+__attribute__((visibility("hidden"))) inline void (*report_access)(const void*, uint64_t, int, const void*) = nullptr;
+}
+
+extern "C" __attribute__((visibility("default"))) uint32_t usim_bind(const ::usim::Api* table, void* access_hook) {
+  ::usim::api = table;
+  ::usim::report_access = reinterpret_cast<void (*)(const void*, uint64_t, int, const void*)>(access_hook);
+  return ::usim::kAbiVersion;
+}
+
+#ifdef USIM_CHECK
+#define USIM_HOOK extern "C" __attribute__((noinline, visibility("hidden"), no_sanitize("thread"))) void
+#define USIM_SIZED(BYTES)                                                                                                         \
+  USIM_HOOK __tsan_read##BYTES(void* p) { ::usim::report_access(p, BYTES, 0, __builtin_return_address(0)); }                      \
+  USIM_HOOK __tsan_write##BYTES(void* p) { ::usim::report_access(p, BYTES, 1, __builtin_return_address(0)); }                     \
+  USIM_HOOK __tsan_unaligned_read##BYTES(void* p) { ::usim::report_access(p, BYTES, 0, __builtin_return_address(0)); }            \
+  USIM_HOOK __tsan_unaligned_write##BYTES(void* p) { ::usim::report_access(p, BYTES, 1, __builtin_return_address(0)); }           \
+  USIM_HOOK __tsan_volatile_read##BYTES(void* p) { ::usim::report_access(p, BYTES, 0, __builtin_return_address(0)); }             \
+  USIM_HOOK __tsan_volatile_write##BYTES(void* p) { ::usim::report_access(p, BYTES, 1, __builtin_return_address(0)); }
+USIM_SIZED(1)
+USIM_SIZED(2)
+USIM_SIZED(4)
+USIM_SIZED(8)
+USIM_SIZED(16)
+USIM_HOOK __tsan_read_range(void* p, size_t n) { ::usim::report_access(p, n, 0, __builtin_return_address(0)); }
+USIM_HOOK __tsan_write_range(void* p, size_t n) { ::usim::report_access(p, n, 1, __builtin_return_address(0)); }
+USIM_HOOK __tsan_vptr_update(void**, void*) {}
+USIM_HOOK __tsan_init() {}
+USIM_HOOK __tsan_func_entry(void*) {}
+USIM_HOOK __tsan_func_exit() {}
+#undef USIM_SIZED
+#undef USIM_HOOK
+#endif

@@ -1,0 +1,53 @@
+// float2, int4 and relatives: plain structs, make_ functions and element-wise operators (e.1.5).
+#pragma once
+
+#include <stdint.h>
+
+#define USIM_VECTOR(SCALAR, NAME, SUFFIX, ALIGN)                                                                      \
+  struct NAME##1 { SCALAR x; };                                                                                        \
+  struct alignas(2 * sizeof(SCALAR)) NAME##2 { SCALAR x, y; };                                                         \
+  struct NAME##3 { SCALAR x, y, z; };                                                                                  \
+  struct alignas(4 * sizeof(SCALAR) > 16 ? 16 : 4 * sizeof(SCALAR)) NAME##4 { SCALAR x, y, z, w; };                    \
+  constexpr NAME##1 make_##NAME##1(SCALAR x) { return {x}; }                                                           \
+  constexpr NAME##2 make_##NAME##2(SCALAR x, SCALAR y) { return {x, y}; }                                              \
+  constexpr NAME##3 make_##NAME##3(SCALAR x, SCALAR y, SCALAR z) { return {x, y, z}; }                                 \
+  constexpr NAME##4 make_##NAME##4(SCALAR x, SCALAR y, SCALAR z, SCALAR w) { return {x, y, z, w}; }
+
+USIM_VECTOR(float, float, f, 0)
+USIM_VECTOR(double, double, d, 0)
+USIM_VECTOR(int32_t, int, i, 0)
+USIM_VECTOR(uint32_t, uint, u, 0)
+USIM_VECTOR(int16_t, short, s, 0)
+USIM_VECTOR(uint16_t, ushort, us, 0)
+USIM_VECTOR(int8_t, char, c, 0)
+USIM_VECTOR(uint8_t, uchar, uc, 0)
+USIM_VECTOR(long long, longlong, l, 0)
+USIM_VECTOR(unsigned long long, ulonglong, ul, 0)
+#undef USIM_VECTOR
+
+#define USIM_VECTOR_OPERATOR(OP)                                                                                       \
+  constexpr float2 operator OP(float2 a, float2 b) { return {a.x OP b.x, a.y OP b.y}; }                                \
+  constexpr float4 operator OP(float4 a, float4 b) { return {a.x OP b.x, a.y OP b.y, a.z OP b.z, a.w OP b.w}; }        \
+  constexpr int2 operator OP(int2 a, int2 b) { return {a.x OP b.x, a.y OP b.y}; }                                      \
+  constexpr int4 operator OP(int4 a, int4 b) { return {a.x OP b.x, a.y OP b.y, a.z OP b.z, a.w OP b.w}; }              \
+  constexpr uint2 operator OP(uint2 a, uint2 b) { return {a.x OP b.x, a.y OP b.y}; }                                   \
+  constexpr uint4 operator OP(uint4 a, uint4 b) { return {a.x OP b.x, a.y OP b.y, a.z OP b.z, a.w OP b.w}; }
+USIM_VECTOR_OPERATOR(+)
+USIM_VECTOR_OPERATOR(-)
+USIM_VECTOR_OPERATOR(*)
+USIM_VECTOR_OPERATOR(/)
+#undef USIM_VECTOR_OPERATOR
+
+// Unqualified min and max appear on equal types and on int32/int64 pairs; floats follow fmin/fmax (NaN loses).
+template <class T> constexpr T max(T a, T b) {
+  if constexpr (T(0.5f) != T(0)) return (b != b) ? a : (a > b) ? a : b;
+  else return a > b ? a : b;
+}
+template <class T> constexpr T min(T a, T b) {
+  if constexpr (T(0.5f) != T(0)) return (b != b) ? a : (a < b) ? a : b;
+  else return a < b ? a : b;
+}
+constexpr int64_t max(int64_t a, int32_t b) { return a > b ? a : b; }
+constexpr int64_t max(int32_t a, int64_t b) { return a > b ? a : b; }
+constexpr int64_t min(int64_t a, int32_t b) { return a < b ? a : b; }
+constexpr int64_t min(int32_t a, int64_t b) { return a < b ? a : b; }

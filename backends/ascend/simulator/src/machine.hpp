@@ -1,0 +1,253 @@
+// State of the simulated machine: a launch has blocks, a block has one cube and two vector cores with their memories,
+// a core has pipes with queues, flags, locks and counters. Behaviour is in pipes.cpp, sync.cpp and instructions/.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "events.hpp"
+#include "fiber.hpp"
+#include "hazards.hpp"
+#include "usim/core_api.h"
+
+namespace usim {
+
+inline constexpr std::uint64_t kL1Bytes = 524288, kL0aBytes = 65536, kL0bBytes = 65536, kL0cBytes = 262144,
+                               kUbBytes = 262144, kSlotBytes = 4096;
+inline constexpr int kPipes = 8;       // pipe_t values; PIPE_ALL names no queue
+inline constexpr int kCores = 3;       // AIC, AIV0, AIV1
+inline constexpr int kSlots = kPipes * kCores;
+
+enum class Memory : std::uint8_t { gm, l1, l0a, l0b, l0c, slots_a, slots_b, ub0, ub1, count };
+const char* memory_name(Memory m);
+const char* op_name(Op op);
+const char* pipe_name(int pipe);
+
+// How far a byte (or unit) of on-chip memory can be trusted.
+enum Validity : std::uint8_t { kNever = 0, kValid = 1, kTainted = 2 };
+
+struct Tensor {
+  std::string name;
+  std::uint8_t* base = nullptr;
+  std::uint64_t bytes = 0;
+  bool writable = true;
+  std::uint32_t index = 0;
+  Shadow shadow;
+  std::mutex mutex;
+};
+
+struct Options {
+  bool check = true;
+  bool functional = true;
+  bool record = true;
+  bool seeded = false;
+  bool saturate = false;
+  std::uint64_t seed = 0;
+  int threads = 1;
+};
+
+// An error of the simulated program. `kind` selects the Python class; accesses are described in words.
+struct Fault {
+  std::string kind, message, builtin, pipe, core;
+  std::int64_t block = -1;
+  std::vector<std::uint64_t> sites;  // code offsets named in the message as {0}, {1}, ...
+};
+struct Stop {};  // thrown on plain threads once a Fault has been stored
+
+union Arguments {
+  GmToL1 gm_to_l1;
+  FillL1 fill_l1;
+  L1ToL0 l1_to_l0;
+  L1ToSlots l1_to_slots;
+  Mmad mmad;
+  Fixpipe fixpipe;
+  GmToUb gm_to_ub;
+  UbToGm ub_to_gm;
+  UbToL1 ub_to_l1;
+  Sync sync;
+  VectorCall vector;
+};
+
+struct Registers {
+  std::uint64_t gm2l1_nz = 0x0001000100010001ull, l0c_nz = 1, pad_value = 0;
+  std::uint32_t atomic = 0;
+  std::uint8_t hf32 = 0, hf32_round = 1, direction = 0;
+};
+
+struct Instruction {
+  Op op{};
+  int pipe = PIPE_S;
+  std::uint32_t site = 0;
+  std::uint32_t event = ~0u;        // index in the recording
+  std::uint32_t dispatch_tick = 0;  // scalar clock tick at dispatch
+  std::uint64_t ticket = 0;         // lock: unlocks of this id that must have run first
+  Registers registers;
+  Arguments args;
+  std::vector<std::uint8_t> closure;  // owned copy of a vector function's captured arguments
+  Clock scalar_clock;                 // scalar pipe at dispatch (checks only, queued instructions only)
+};
+
+struct Flag {
+  bool set = false;
+  Clock clock;                       // of the notify
+  std::uint32_t site = 0;
+  bool consumed_before = false;      // a wait has consumed an earlier notify ...
+  std::uint32_t consumed_tick = 0;   // ... at this tick of the waiting pipe
+};
+
+struct Lock {
+  std::uint64_t dispatched = 0, done = 0;  // unlocks
+  std::uint64_t locks = 0;                 // dispatched
+  Clock clock;
+  std::uint32_t site = 0;                  // last lock
+};
+
+struct Counter {
+  std::deque<Clock> arrivals;
+};
+
+struct Launch;
+struct Block;
+
+struct Core {
+  Block* block = nullptr;
+  int kind = 0;  // 0 AIC, 1 AIV0, 2 AIV1
+  bool exists = false;
+  CoreView view{};
+  Registers registers;
+  std::array<std::deque<Instruction>, kPipes> queue;
+  std::array<std::array<std::array<Flag, 8>, kPipes>, kPipes> flags;
+  std::array<Lock, 32> locks;
+  std::array<Counter, 32> counters;                   // own counters; AIVs use 0..15
+  std::array<std::array<std::deque<Clock>, 16>, 3> pending;  // arrivals of modes 0, 1, 2 waiting for their partners
+  std::array<Clock, kPipes> clock;
+  std::array<std::uint32_t, kPipes> seen_scalar{};    // last scalar tick joined by each pipe
+  Fiber fiber;
+  std::unique_ptr<Stack> stack;
+  const Instruction* blocked = nullptr;               // instruction the scalar program waits for
+  std::vector<Event> events;
+  std::uint32_t scalar_work = 0;
+  std::string taint_origin;                           // first uninitialised read, for messages
+  std::uint32_t taint_site = 0;
+  std::uint32_t last_site = 0;
+  Memory ub() const { return kind == 2 ? Memory::ub1 : Memory::ub0; }
+  std::uint32_t actor(int pipe) const;
+};
+
+// The on-chip memories of one block. Allocated with guard zones so that a stray pointer of generated code faults.
+struct Arena {
+  Arena();
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  std::uint8_t* l1 = nullptr;
+  std::uint8_t* l0a = nullptr;
+  std::uint8_t* l0b = nullptr;
+  std::uint8_t* l0c = nullptr;
+  std::uint8_t* slots[2] = {};
+  std::uint8_t* ub[2] = {};
+  std::uint8_t* map = nullptr;
+  std::uint64_t map_bytes = 0;
+  // Validity per 32-byte unit of L1, L0A, L0B and slots, per element of L0C, per byte of UB.
+  std::vector<std::uint8_t> valid_l1, valid_l0[2], valid_l0c, valid_slots[2], valid_ub[2];
+  std::vector<std::uint8_t> touched[2];               // per byte of UB: bit 0 read, bit 1 written by the running function
+  std::uint8_t* at(Memory m);
+  static std::uint64_t bytes(Memory m);
+};
+
+struct Block {
+  Launch* launch = nullptr;
+  std::uint32_t index = 0;
+  Arena* arena = nullptr;
+  std::array<Core, kCores> cores;
+  std::array<Shadow, static_cast<std::size_t>(Memory::count)> shadow;
+  std::mt19937_64 random;
+};
+
+enum class KernelKind { cube, vector, mixed };
+
+struct Launch {
+  std::string kernel;
+  KernelKind kind = KernelKind::cube;
+  std::uint32_t grid = 1;
+  void (*entry)(void**) = nullptr;
+  const std::uint8_t* code_base = nullptr;  // load address of the kernel's shared object
+  std::uint64_t code_bytes = 0;
+  std::vector<void*> arguments;
+  std::deque<Tensor> tensors;
+  Options options;
+  bool inter = false;       // blocks synchronise with each other: all alive, one thread
+  std::mutex fault_mutex;
+  std::unique_ptr<Fault> fault;
+  std::atomic<bool> stop{false};
+  std::mutex recording_mutex;
+  std::vector<CoreRecording> recordings;
+  std::vector<Block*> blocks;  // alive ones of an inter launch
+  std::mutex work_mutex;
+  std::unordered_map<std::uint64_t, std::array<std::uint32_t, 8>> vector_work;  // counted once per site, functional=False
+  std::vector<std::string> warnings;
+  std::size_t clock_size() const { return inter ? static_cast<std::size_t>(grid) * kSlots : kSlots; }
+};
+
+inline std::uint32_t Core::actor(int pipe) const {
+  return block->index * kSlots + static_cast<std::uint32_t>(kind * kPipes + pipe);
+}
+inline std::size_t clock_index(const Launch& launch, std::uint32_t actor) {
+  return launch.inter ? actor : actor % kSlots;
+}
+
+// ---- pipes.cpp ------------------------------------------------------------------------------------------------------
+extern thread_local Core* current_core;
+void run_launch(Launch& launch);
+std::string describe(const Core& core);
+[[noreturn]] void raise(Core& core, const Instruction* instruction, const char* kind, std::string message,
+                        std::vector<std::uint64_t> sites = {});
+std::uint32_t site_of(const Core& core, const void* return_address);
+void warn(Core& core, std::string message);
+
+// ---- sync.cpp -------------------------------------------------------------------------------------------------------
+bool is_sync(Op op);
+bool runnable(Core& core, const Instruction& i);
+void execute_sync(Core& core, const Instruction& i);
+void check_end(Block& block);
+std::string waiting_for(Core& core, const Instruction& i);
+
+// ---- instructions/ --------------------------------------------------------------------------------------------------
+void execute(Core& core, Instruction& i);
+void copy_gm_to_l1(Core& core, const Instruction& i);
+void fill_l1(Core& core, const Instruction& i);
+void copy_l1_to_l0(Core& core, const Instruction& i);
+void copy_l1_to_slots(Core& core, const Instruction& i);
+void matrix_multiply(Core& core, const Instruction& i);
+void copy_l0c(Core& core, const Instruction& i);
+void copy_gm_to_ub(Core& core, const Instruction& i);
+void copy_ub_to_gm(Core& core, const Instruction& i);
+void copy_ub_to_l1(Core& core, const Instruction& i);
+void vector_function(Core& core, Instruction& i);
+
+// ---- memory.cpp: what every instruction does with its operands before touching bytes --------------------------------
+// Range and alignment rules; raises OutOfBounds, Misaligned or Capacity faults.
+void require_range(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t bytes, const char* what);
+void require_aligned(Core& core, const Instruction& i, Memory m, std::uint64_t address, std::uint64_t alignment, const char* what);
+// The tensor that holds [p, p + bytes); raises OutOfBounds naming the nearest tensor otherwise.
+Tensor& require_tensor(Core& core, const Instruction& i, const void* p, std::uint64_t bytes, bool write);
+// Happens-before: records the access and raises Race if nothing orders it after a conflicting one.
+void note(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi, bool write);
+void note_gm(Core& core, const Instruction& i, Tensor& t, std::uint64_t lo, std::uint64_t hi, bool write, std::uint16_t atomic = 0);
+// Remembers where uninitialised data entered, to be named when it reaches an output.
+void taint(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi);
+[[noreturn]] void raise_uninitialised(Core& core, const Instruction& i, const std::string& what);
+inline bool checking(const Core& core) { return core.block->launch->options.check; }
+inline bool functional(const Core& core) { return core.block->launch->options.functional; }
+Event* event_of(Core& core, const Instruction& i);
+
+}  // namespace usim

@@ -1,0 +1,186 @@
+// The Python face of the core: load a compiled kernel, run it on host pointers, hand back faults and recordings.
+#include <dlfcn.h>
+#include <link.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "instructions/mmad_kernels.hpp"
+#include "vector.hpp"
+
+namespace py = pybind11;
+
+namespace usim {
+
+void dispatch(Op op, const void* args, const void* return_address);
+
+namespace {
+
+VectorRun& running(const void* from, const char* what) {
+  if (current_vector) return *current_vector;
+  Instruction here;
+  here.op = Op::asc_vf_call;
+  here.pipe = PIPE_V;
+  here.site = site_of(*current_core, from);
+  raise(*current_core, &here, "barrier", std::string(what) + " is used outside a vector function");
+}
+
+const Api kApi = {
+    kAbiVersion,
+    [](Op op, const void* args) { dispatch(op, args, __builtin_return_address(0)); },
+    [](Register r, std::uint64_t value) {
+      Registers& g = current_core->registers;
+      ++current_core->scalar_work;
+      switch (r) {
+        case Register::gm2l1_nz: g.gm2l1_nz = value; break;
+        case Register::l0c_nz: g.l0c_nz = value; break;
+        case Register::pad_value: g.pad_value = value; break;
+        case Register::atomic: g.atomic = static_cast<std::uint32_t>(value); break;
+        case Register::hf32: g.hf32 = static_cast<std::uint8_t>(value); break;
+        case Register::hf32_round: g.hf32_round = static_cast<std::uint8_t>(value); break;
+        case Register::mmad_direction: g.direction = static_cast<std::uint8_t>(value); break;
+      }
+    },
+    []() -> const CoreView* { return &current_core->view; },
+    [](const VectorCall* call) { dispatch(call->simt ? Op::asc_vf_call : Op::simd_vf, call, __builtin_return_address(0)); },
+    []() -> const ThreadView* { return running(__builtin_return_address(0), "threadIdx").thread(); },
+    [](std::uint32_t x, std::uint32_t y, std::uint32_t z) { current_vector->next_thread(x, y, z); },
+    []() { running(__builtin_return_address(0), "asc_syncthreads").sync_threads(__builtin_return_address(0)); },
+    []() { running(__builtin_return_address(0), "a warp barrier").sync_warp(__builtin_return_address(0)); },
+    [](const void* value, std::uint32_t bytes) { return running(__builtin_return_address(0), "a warp function").warp_exchange(value, bytes, __builtin_return_address(0)); },
+    [](const void* address, std::uint32_t bytes, int write, int atomic) {
+      if (!checking(*current_core)) return;
+      if (current_vector) current_vector->touch(address, bytes, write != 0, static_cast<std::uint16_t>(atomic), __builtin_return_address(0));
+      else kernel_access(address, bytes, write != 0, __builtin_return_address(0));
+    },
+    [](std::uint32_t kind, std::uint64_t amount) -> std::int64_t {
+      if (current_vector && kind == 0) current_vector->work.arithmetic += amount;
+      return 0;
+    },
+    [](const char* kind, const char* message) {
+      Instruction here;
+      here.op = current_vector ? Op::asc_vf_call : Op::scalar_access;
+      here.pipe = current_vector ? PIPE_V : PIPE_S;
+      here.site = site_of(*current_core, __builtin_return_address(0));
+      raise(*current_core, &here, kind, message);
+    },
+};
+
+void access_hook(const void* address, std::uint64_t bytes, int write, const void* from) { kernel_access(address, bytes, write != 0, from); }
+
+struct Kernel {
+  explicit Kernel(const std::string& path) {
+    handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!handle) throw std::runtime_error(std::string("cannot load the compiled kernel: ") + dlerror());
+    const auto bind = reinterpret_cast<std::uint32_t (*)(const Api*, void*)>(dlsym(handle, "usim_bind"));
+    if (!bind) throw std::runtime_error("the compiled kernel " + path + " has no usim_bind entry");
+    if (bind(&kApi, reinterpret_cast<void*>(&access_hook)) != kAbiVersion) throw std::runtime_error("the compiled kernel " + path + " was built for another version of the core");
+    link_map* map = nullptr;
+    dlinfo(handle, RTLD_DI_LINKMAP, &map);
+    base = reinterpret_cast<const std::uint8_t*>(map->l_addr);
+    dl_iterate_phdr([](dl_phdr_info* info, std::size_t, void* data) {
+      auto* self = static_cast<Kernel*>(data);
+      if (reinterpret_cast<const std::uint8_t*>(info->dlpi_addr) != self->base) return 0;
+      for (int p = 0; p < info->dlpi_phnum; ++p)
+        if (info->dlpi_phdr[p].p_type == PT_LOAD)
+          self->bytes = std::max<std::uint64_t>(self->bytes, info->dlpi_phdr[p].p_vaddr + info->dlpi_phdr[p].p_memsz);
+      return 1;
+    }, this);
+  }
+  ~Kernel() { if (handle) dlclose(handle); }
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+  void* handle = nullptr;
+  const std::uint8_t* base = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+using TensorSpec = std::tuple<std::string, std::uintptr_t, std::uint64_t, bool>;  // name, address, bytes, writable
+
+py::dict run_kernel(Kernel& kernel, const std::string& symbol, const std::string& kind, std::uint32_t grid, const std::vector<py::object>& arguments,
+                    const std::vector<TensorSpec>& tensors, bool inter, const py::dict& options) {
+  Launch launch;
+  launch.kernel = symbol;
+  launch.kind = kind == "cube" ? KernelKind::cube : kind == "vector" ? KernelKind::vector : KernelKind::mixed;
+  launch.grid = grid;
+  launch.inter = inter;
+  launch.entry = reinterpret_cast<void (*)(void**)>(dlsym(kernel.handle, ("usim_entry_" + symbol).c_str()));
+  if (!launch.entry) throw std::runtime_error("the compiled kernel has no function " + symbol);
+  launch.code_base = kernel.base;
+  launch.code_bytes = kernel.bytes;
+  // Pointers pass as they are; scalars arrive as little-endian bytes of their C type.
+  std::deque<std::string> scalars;
+  std::deque<std::uintptr_t> pointers;
+  for (const py::object& a : arguments) {
+    if (py::isinstance<py::bytes>(a)) {
+      scalars.push_back(a.cast<std::string>());
+      scalars.back().resize(16);
+      launch.arguments.push_back(scalars.back().data());
+    } else {
+      pointers.push_back(a.cast<std::uintptr_t>());
+      launch.arguments.push_back(&pointers.back());
+    }
+  }
+  for (const auto& [name, address, bytes, writable] : tensors) {
+    Tensor& t = launch.tensors.emplace_back();
+    t.name = name;
+    t.base = reinterpret_cast<std::uint8_t*>(address);
+    t.bytes = bytes;
+    t.writable = writable;
+    t.index = static_cast<std::uint32_t>(launch.tensors.size() - 1);
+  }
+  Options& o = launch.options;
+  o.check = options["check"].cast<bool>();
+  o.functional = options["functional"].cast<bool>();
+  o.record = options["record"].cast<bool>();
+  o.saturate = options["saturate"].cast<bool>();
+  o.threads = options["threads"].cast<int>();
+  o.seeded = !options["seed"].is_none();
+  if (o.seeded) o.seed = options["seed"].cast<std::uint64_t>();
+  {
+    const py::gil_scoped_release release;
+    run_launch(launch);
+  }
+  py::dict result;
+  result["warnings"] = launch.warnings;
+  if (launch.fault) {
+    const Fault& f = *launch.fault;
+    py::dict fault;
+    fault["kind"] = f.kind;
+    fault["message"] = f.message;
+    fault["builtin"] = f.builtin;
+    fault["pipe"] = f.pipe;
+    fault["core"] = f.core;
+    fault["block"] = f.block;
+    fault["sites"] = f.sites;
+    result["fault"] = fault;
+    return result;
+  }
+  std::sort(launch.recordings.begin(), launch.recordings.end(), [](const CoreRecording& a, const CoreRecording& b) { return std::tie(a.block, a.core) < std::tie(b.block, b.core); });
+  py::list recordings;
+  for (CoreRecording& r : launch.recordings) {
+    static_assert(sizeof(Event) == 56);
+    auto* owned = new std::vector<Event>(std::move(r.events));
+    py::capsule owner(owned, [](void* p) { delete static_cast<std::vector<Event>*>(p); });
+    recordings.append(py::make_tuple(r.block, r.core, py::array_t<std::uint8_t>({static_cast<py::ssize_t>(owned->size() * sizeof(Event))}, reinterpret_cast<std::uint8_t*>(owned->data()), owner)));
+  }
+  result["recordings"] = recordings;
+  return result;
+}
+
+}  // namespace
+}  // namespace usim
+
+PYBIND11_MODULE(_simulator, m) {
+  using namespace usim;
+  m.doc() = "Functional core of the Ascend 950 simulator";
+  m.attr("ABI_VERSION") = kAbiVersion;
+  py::class_<Kernel>(m, "Kernel", "A compiled kernel library").def(py::init<const std::string&>());
+  m.def("run", &run_kernel, py::arg("kernel"), py::arg("symbol"), py::arg("kind"), py::arg("grid"), py::arg("arguments"), py::arg("tensors"), py::arg("inter"), py::arg("options"));
+  m.def("instruction_set", [] { return std::string(tile_kernels().name); }, "Name of the tile kernels chosen for this CPU");
+  py::list instructions;
+#define USIM_INSTRUCTION(name, pipe, group, section) instructions.append(py::make_tuple(#name, #pipe, #group, section));
+#include "usim/instructions.def"
+#undef USIM_INSTRUCTION
+  m.attr("INSTRUCTIONS") = instructions;
+}
