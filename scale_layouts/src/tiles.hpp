@@ -32,7 +32,13 @@ struct TileSteps {
     void (*store_words2)(uint16_t*, const uint8_t* const bytes[2], int64_t rows);
     void (*store_words4)(uint32_t*, const uint8_t* const bytes[4], int64_t rows);
     void (*store_floats)(uint32_t*, const uint8_t*, int64_t rows);
+    // The same past the caches, for whole tiles at addresses aligned to streaming_alignment; null if there is no such way.
+    void (*stream_words2)(uint16_t*, const uint8_t* const bytes[2]);
+    void (*stream_words4)(uint32_t*, const uint8_t* const bytes[4]);
+    void (*finish_streams)();
 };
+
+constexpr uintptr_t streaming_alignment = 64;  // a cache line: partial lines make streaming slower than caching
 
 extern const TileSteps portable_steps;
 extern const TileSteps* const avx2_steps;  // null where the build has no AVX2

@@ -77,8 +77,39 @@ SCALE_LAYOUTS_AVX2 void store_floats(uint32_t* out, const uint8_t* exponents, in
     body::store_floats(out, exponents, rows);
 }
 
+SCALE_LAYOUTS_AVX2 inline __m128i load_16(const uint8_t* bytes) {
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(bytes));
+}
+
+SCALE_LAYOUTS_AVX2 void stream_words2(uint16_t* out, const uint8_t* const bytes[2]) {
+    __m128i* words = reinterpret_cast<__m128i*>(out);
+    for (int64_t r = 0; r < tile_rows; r += 16, words += 2) {
+        const __m128i low = load_16(bytes[0] + r), high = load_16(bytes[1] + r);
+        _mm_stream_si128(words, _mm_unpacklo_epi8(low, high));
+        _mm_stream_si128(words + 1, _mm_unpackhi_epi8(low, high));
+    }
+}
+
+SCALE_LAYOUTS_AVX2 void stream_words4(uint32_t* out, const uint8_t* const bytes[4]) {
+    __m128i* words = reinterpret_cast<__m128i*>(out);
+    for (int64_t r = 0; r < tile_rows; r += 16, words += 4) {
+        const __m128i b0 = load_16(bytes[0] + r), b1 = load_16(bytes[1] + r);
+        const __m128i b2 = load_16(bytes[2] + r), b3 = load_16(bytes[3] + r);
+        const __m128i low_0 = _mm_unpacklo_epi8(b0, b1), high_0 = _mm_unpacklo_epi8(b2, b3);
+        const __m128i low_8 = _mm_unpackhi_epi8(b0, b1), high_8 = _mm_unpackhi_epi8(b2, b3);
+        _mm_stream_si128(words, _mm_unpacklo_epi16(low_0, high_0));
+        _mm_stream_si128(words + 1, _mm_unpackhi_epi16(low_0, high_0));
+        _mm_stream_si128(words + 2, _mm_unpacklo_epi16(low_8, high_8));
+        _mm_stream_si128(words + 3, _mm_unpackhi_epi16(low_8, high_8));
+    }
+}
+
+// Streamed stores are not ordered with the flag that tells other threads about them; this orders them.
+void finish_streams() { _mm_sfence(); }
+
 const TileSteps steps = {load_floats_row_major, load_floats_mn_major, load_words2_mn_major, load_words4_mn_major,
-                         store_words2,          store_words4,         store_floats};
+                         store_words2,          store_words4,         store_floats,         stream_words2,
+                         stream_words4,         finish_streams};
 
 }  // namespace
 

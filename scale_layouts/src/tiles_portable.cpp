@@ -26,6 +26,7 @@ void store_floats(uint32_t* out, const uint8_t* exponents, int64_t rows) { body:
 
 const TileSteps portable_steps = {load_floats_row_major,         load_floats_mn_major, load_words_mn_major<uint16_t>,
                                   load_words_mn_major<uint32_t>, store_words2,         store_words4,
-                                  store_floats};
+                                  store_floats,                  nullptr,              nullptr,
+                                  nullptr};
 
 }  // namespace scale_layouts

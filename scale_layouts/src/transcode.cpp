@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <system_error>
 #include <thread>
-#include <vector>
 
 #include "tiles.hpp"
 #include "tiles_body.hpp"
@@ -27,13 +27,26 @@ const TileSteps* fastest_steps() {
 
 std::atomic<const TileSteps*> chosen_steps = fastest_steps();
 
-const uint8_t zero_row[tile_rows] = {};
+// Results larger than this leave the caches anyway: written past them, old contents need not be read first.
+constexpr int64_t streaming_bytes = 1 << 20;
+
+alignas(64) const uint8_t zero_row[tile_rows] = {};
+
+bool is_streamed(const Job& job, const TileSteps& steps) {
+    const int64_t size = job.source.groups * job.sink.rows * job.sink.blocks;
+    return steps.finish_streams != nullptr && job.sink.row_stride == 1 && size >= streaming_bytes;
+}
 
 // Moves the rows [row_begin, row_begin + rows) of one group, tile_blocks source blocks at a time.
 class RowBand {
 public:
     RowBand(const Job& job, const TileSteps& steps, int64_t group, int64_t row_begin, int64_t rows)
-        : job_(job), steps_(steps), group_(group), row_begin_(row_begin), rows_(rows) {
+        : job_(job),
+          steps_(steps),
+          group_(group),
+          row_begin_(row_begin),
+          rows_(rows),
+          is_streamed_(rows == tile_rows && is_streamed(job, steps)) {
         if (job.valid_rows == nullptr) return;
         mask_ = job.valid_rows + group * job.sink.rows + row_begin;
         const int64_t valid = std::count_if(mask_, mask_ + rows, [](uint8_t v) { return v != 0; });
@@ -47,6 +60,7 @@ public:
             load(begin);
             if (job_.sink.kind != Kind::none) store(begin);
         }
+        if (is_streamed_) steps_.finish_streams();
         return bad_;
     }
 
@@ -165,6 +179,13 @@ private:
             for (int64_t b = 0; b < per_word; ++b)
                 bytes[b] = block + b < last ? exponents_of(block + b, begin) : zero_row;
             Word* out = sink_at<Word>(block / per_word);
+            if (is_streamed_ && reinterpret_cast<uintptr_t>(out) % streaming_alignment == 0) {
+                if constexpr (sizeof(Word) == 2)
+                    steps_.stream_words2(out, bytes);
+                else
+                    steps_.stream_words4(out, bytes);
+                continue;
+            }
             Word column[tile_rows];
             Word* words = stride == 1 ? out : column;
             if constexpr (sizeof(Word) == 2)
@@ -213,6 +234,7 @@ private:
     const Job& job_;
     const TileSteps& steps_;
     const int64_t group_, row_begin_, rows_;
+    const bool is_streamed_;
     const uint8_t* mask_ = nullptr;  // of this band; null if all its rows are valid
     bool none_valid_ = false;
     int64_t blocks_ = 0;  // source blocks in the tile
@@ -220,42 +242,71 @@ private:
     Tile tile_;
 };
 
+// Row bands of one job, taken one by one by every thread that helps.
+class SharedBands {
+public:
+    explicit SharedBands(const Job& job)
+        : job_(job),
+          steps_(*chosen_steps.load(std::memory_order_relaxed)),
+          bands_per_group_((job.sink.rows + tile_rows - 1) / tile_rows),
+          num_bands_(job.source.groups * bands_per_group_) {}
+
+    int64_t num_bands() const { return num_bands_; }
+
+    void work() {
+        for (int64_t band; (band = next_.fetch_add(1)) < num_bands_;) {
+            // Bands are taken in order, so a band taken after a bad scale was found cannot hold an earlier one.
+            if (first_bad_.load() == no_bad_scale) run(band);
+            if (done_.fetch_add(1) + 1 == num_bands_) done_.notify_all();
+        }
+    }
+
+    // Returns when every band is done, whoever did it.
+    int64_t wait() const {
+        for (int64_t done; (done = done_.load()) < num_bands_;) done_.wait(done);
+        const int64_t bad = first_bad_.load();
+        return bad == no_bad_scale ? -1 : bad;
+    }
+
+private:
+    void run(int64_t band) {
+        const int64_t row_begin = band % bands_per_group_ * tile_rows;
+        const int64_t rows = std::min(tile_rows, job_.sink.rows - row_begin);
+        const int64_t bad = RowBand(job_, steps_, band / bands_per_group_, row_begin, rows).run();
+        int64_t known = first_bad_.load();
+        while (bad < known && !first_bad_.compare_exchange_weak(known, bad)) {
+        }
+    }
+
+    const Job job_;
+    const TileSteps& steps_;
+    const int64_t bands_per_group_, num_bands_;
+    std::atomic<int64_t> next_ = 0, done_ = 0, first_bad_ = no_bad_scale;
+};
+
 }  // namespace
 
 void use_portable_steps(bool only_portable) { chosen_steps = only_portable ? &portable_steps : fastest_steps(); }
 
 int64_t transcode(const Job& job, int num_threads) {
-    const TileSteps& steps = *chosen_steps.load(std::memory_order_relaxed);
-    const int64_t bands_per_group = (job.sink.rows + tile_rows - 1) / tile_rows;
-    const int64_t num_bands = job.source.groups * bands_per_group;
-    const auto run_bands = [&](int64_t begin, int64_t end) {
-        int64_t bad = no_bad_scale;
-        for (int64_t band = begin; band < end && bad == no_bad_scale; ++band) {
-            const int64_t row_begin = band % bands_per_group * tile_rows;
-            RowBand rows(job, steps, band / bands_per_group, row_begin, std::min(tile_rows, job.sink.rows - row_begin));
-            bad = rows.run();
-        }
-        return bad;
-    };
-    const int64_t num_scales = num_bands * tile_rows * std::max(job.source.blocks, job.sink.blocks);
-    const int64_t workers = std::clamp<int64_t>(std::min<int64_t>(num_scales / scales_per_thread, num_bands), 1,
-                                                std::max(num_threads, 1));
-    std::vector<int64_t> bad(size_t(workers), no_bad_scale);
-    std::vector<std::thread> threads;
-    threads.reserve(size_t(workers));
-    const auto share = [&](int64_t worker) {
-        bad[size_t(worker)] = run_bands(num_bands * worker / workers, num_bands * (worker + 1) / workers);
-    };
-    try {
-        for (int64_t worker = 1; worker < workers; ++worker) threads.emplace_back(share, worker);
-    } catch (const std::system_error&) {
-        // No more threads to be had: the caller's thread takes the rest below.
+    const int64_t num_scales = job.source.groups * job.sink.rows * std::max(job.source.blocks, job.sink.blocks);
+    const int64_t workers = std::min<int64_t>(num_threads, num_scales / scales_per_thread);
+    if (workers < 2) {
+        SharedBands bands(job);
+        bands.work();
+        return bands.wait();
     }
-    for (int64_t worker = int64_t(threads.size()) + 1; worker < workers; ++worker) share(worker);
-    share(0);
-    for (std::thread& thread : threads) thread.join();
-    const int64_t first_bad = *std::min_element(bad.begin(), bad.end());
-    return first_bad == no_bad_scale ? -1 : first_bad;
+    // Helpers are not joined: on a busy machine (OpenMP threads of torch keep cores spinning for a while) one may start
+    // long after the work is done. It then finds no band left, and touches nothing but the shared object.
+    const auto bands = std::make_shared<SharedBands>(job);
+    try {
+        for (int64_t worker = 1; worker < std::min(workers, bands->num_bands()); ++worker)
+            std::thread([bands] { bands->work(); }).detach();
+    } catch (const std::system_error&) {
+        // No thread to be had: this one does what is left.
+    }
+    bands->work();
+    return bands->wait();
 }
 
 }  // namespace scale_layouts

@@ -303,15 +303,21 @@ def test_rows_past_a_mask_are_not_read(packer):
     assert packed.data.flatten().tolist() == [127] * 3 + [0] * 5
 
 
-def test_large_inputs_use_several_threads_and_stay_right():
-    generator = torch.Generator().manual_seed(1)
-    exponents = torch.randint(0, 255, (8192, 56), generator=generator)
-    data = torch.ldexp(torch.ones(8192, 56), exponents - 127)
-    data = torch.where(exponents == 0, torch.tensor(0x400000, dtype=torch.int32).view(torch.float32), data)
-    scales = Scales(data, FP32, 1, 128, 8192, 7168)
-    packed = convert_scales(scales, INT16)
-    expected = exponents.to(torch.uint8).repeat_interleave(4, 1).contiguous().view(torch.int16)
-    assert torch.equal(packed.data, expected)
-    data[8100, 3] = data[5000, 50] = 1.5
-    with pytest.raises(InvalidArgumentError, match=r"sf\[5000, 50\]"):
-        convert_scales(scales, INT16)
+def exact_powers(exponents: torch.Tensor) -> torch.Tensor:
+    """Return 2^(e - 127) by bit pattern; ldexp would lose the subnormal 2^-127."""
+    bits = torch.where(exponents == 0, 0x400000, exponents.to(torch.int32) << 23)
+    return bits.to(torch.int32).view(torch.float32)
+
+
+@pytest.mark.parametrize("mn", [8192, 8192 + 96, 8192 + 5])
+def test_large_inputs_use_threads_and_streamed_stores_and_stay_right(packer, mn):
+    exponents = torch.randint(0, 255, (mn, 224), generator=torch.Generator().manual_seed(mn), dtype=torch.uint8)
+    for gran_k, own, fine in ((32, exponents, exponents), (128, exponents[:, ::4], exponents[:, ::4])):
+        fine = fine.repeat_interleave(gran_k // 32, 1)
+        scales = Scales(exact_powers(own), FP32, 1, gran_k, mn, 7168)
+        assert torch.equal(convert_scales(scales, INT16).data, fine.contiguous().view(torch.int16))
+        assert torch.equal(convert_scales(scales, INT32).data, own.contiguous().view(torch.int32))
+    data = exact_powers(exponents)
+    data[8100, 3] = data[5000, 150] = 1.5
+    with pytest.raises(InvalidArgumentError, match=r"sf\[5000, 150\]"):
+        convert_scales(Scales(data, FP32, 1, 32, mn, 7168), INT16)
