@@ -27,9 +27,7 @@ _PACKED_DTYPES = {torch.int32: 4, torch.int16: 2}
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "bf16": (torch.bfloat16,),
     "fp8": (torch.float8_e4m3fn,),
-    "fp4": tuple(
-        getattr(torch, name) for name in ("int8", "uint8", "float4_e2m1fn_x2") if hasattr(torch, name)
-    ),
+    "fp4": tuple(getattr(torch, name) for name in ("int8", "uint8", "float4_e2m1fn_x2") if hasattr(torch, name)),
 }
 _HOW_TO_PACK = "Pack them with transform_sf_into_required_layout(sf, n, k, (1, 32), num_groups)."
 
@@ -39,7 +37,9 @@ def raw_weights(function: str, l1: object, l2: object) -> TransformMegaMoeWeight
     first, second = _raw(function, "l1_weights", l1), _raw(function, "l2_weights", l2)
     shapes = f"l1_weights is {_logical(first)}, l2_weights {_logical(second)} (FP4 data holds two columns a byte)"
     if first.kind != second.kind:
-        raise InvalidArgumentError(f"{function}: l1_weights holds {first.kind}, l2_weights {second.kind}, expected the same.")
+        raise InvalidArgumentError(
+            f"{function}: l1_weights holds {first.kind}, l2_weights {second.kind}, expected the same."
+        )
     if first.data.shape[:-2] != second.data.shape[:-2]:
         raise InvalidArgumentError(f"{function}: {shapes}, expected equally many experts in both.")
     if first.k % _SIZE_MULTIPLE or first.mn % (2 * _SIZE_MULTIPLE):
@@ -170,7 +170,9 @@ def _check_form(
     expected = backend.mega_moe_weight_shape(layer, raw_shape[:-2], raw_shape[-2], raw_shape[-1])
     if tensor.shape == expected and tensor.dtype in dtypes:
         if tensor.stride(-1) != 1 and name.endswith("[0]"):
-            raise InvalidArgumentError(f"{function}: {name} has strides {tensor.stride()}, expected a unit stride in the end.")
+            raise InvalidArgumentError(
+                f"{function}: {name} has strides {tensor.stride()}, expected a unit stride in the end."
+            )
         return
     looks = "these look untransformed" if tensor.ndim == len(raw_shape) else "these belong to another shape or backend"
     names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -179,5 +181,3 @@ def _check_form(
         f"{looks}. Weights have to go through transform_weights_for_mega_moe(l1_weights, l2_weights) first, under backend "
         f"'{backend.name}', raw ones being {raw_shape} for this sym_buffer. Scales must be packed: {_HOW_TO_PACK}"
     )
-
-

@@ -64,7 +64,9 @@ def get_symm_buffer_for_mega_moe(
                 f"{function}: use_fp8_dispatch={use_fp8_dispatch} contradicts mma_type={mma_type!r}, which names the "
                 f"activations' type first. Leave use_fp8_dispatch out and choose mma_type."
             )
-        warnings.warn(f"{function}: use_fp8_dispatch is deprecated; mma_type says it.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"{function}: use_fp8_dispatch is deprecated; mma_type says it.", DeprecationWarning, stacklevel=2
+        )
     return SymmBuffer(
         group, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, num_shared_experts,
         mma_type, activation,
@@ -286,7 +288,9 @@ def _output(function: str, y: object, buffer: SymmBuffer) -> Tensor:
 def _routed(function: str, l1: Any, l2: Any, buffer: SymmBuffer) -> tuple[Any, Any]:
     kind = MMA_TYPES[buffer.mma_type][1]
     leading = (buffer.sizes.num_local_experts,)
-    return transformed_pair(function, ("l1_weights", "l2_weights"), (l1, l2), kind, leading, buffer.intermediate_hidden, buffer)
+    return transformed_pair(
+        function, ("l1_weights", "l2_weights"), (l1, l2), kind, leading, buffer.intermediate_hidden, buffer
+    )
 
 
 def _shared(function: str, l1: Any, l2: Any, buffer: SymmBuffer) -> tuple[Any, Any]:

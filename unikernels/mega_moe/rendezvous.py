@@ -91,11 +91,17 @@ class Rendezvous:
         calls = [CALLS[head[0]] for head in heads]
         if len(set(calls)) > 1:
             made = ", ".join(f"rank {rank} {name}" for rank, name in enumerate(calls))
-            raise UnikernelsError(f"{call}: the ranks make different calls: {made}. All must make the same, in one order.")
+            raise UnikernelsError(
+                f"{call}: the ranks make different calls: {made}. All must make the same, in one order."
+            )
         for place, name in enumerate(names):
             values = [head[2 + place] for head in heads]
             if len(set(values)) > 1:
-                shown = [struct.unpack("<d", struct.pack("<q", value))[0] for value in values] if "clamp" in name else values
+                shown = (
+                    [struct.unpack("<d", struct.pack("<q", value))[0] for value in values]
+                    if "clamp" in name
+                    else values
+                )
                 seen = ", ".join(f"rank {rank} {value}" for rank, value in enumerate(shown))
                 raise UnikernelsError(f"{call}: {name} differs between ranks: {seen}. All ranks must pass the same.")
 

@@ -75,7 +75,9 @@ def checked_mma_type(function: str, mma_type: object) -> str:
 def checked_activation(function: str, activation: object) -> str:
     """Refuse every activation but SwiGLU."""
     if activation != "swiglu":
-        raise InvalidArgumentError(f"{function}: activation is {activation!r}, expected 'swiglu', the only one there is.")
+        raise InvalidArgumentError(
+            f"{function}: activation is {activation!r}, expected 'swiglu', the only one there is."
+        )
     return "swiglu"
 
 

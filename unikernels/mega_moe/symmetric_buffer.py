@@ -150,7 +150,9 @@ class SymmBuffer:
             raise ArgumentTypeError(f"{_FUNCTION}: base is a {type(base).__name__}, expected a SymmBuffer or None.")
         base.require_live(_FUNCTION, "base")
         if base.group is not self.group:
-            raise InvalidArgumentError(f"{_FUNCTION}: base belongs to another group. Buffers share memory within one group.")
+            raise InvalidArgumentError(
+                f"{_FUNCTION}: base belongs to another group. Buffers share memory within one group."
+            )
         if base.buffer.numel() < self.num_bytes:
             raise InvalidArgumentError(
                 f"{_FUNCTION}: base has {base.buffer.numel()} bytes, this buffer needs {self.num_bytes}. Construct the "

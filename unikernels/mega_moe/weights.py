@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..operations.operands import Kind, Operand
-from ..scale_layouts import ScaleFormat, Scales, format_of
+from ..scale_layouts import Scales, format_of
 from .layout import GRAN_K
 
 Layer = Literal["l1", "l2"]
@@ -70,7 +70,7 @@ class MegaMoeWeights:
 def row_scales(words: Tensor, num_rows: int, num_columns: int) -> Scales:
     """Describe packed scales, one per row and 32 columns."""
     scale_format = format_of(words.dtype)
-    assert scale_format is not None and scale_format is not ScaleFormat.FP32
+    assert scale_format is not None
     return Scales(words, scale_format, 1, GRAN_K, num_rows, num_columns)
 
 

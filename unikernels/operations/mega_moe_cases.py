@@ -20,8 +20,8 @@ from .base import Case, Cost, Tensors
 from .case_inputs import randn
 from .mega_mhc import shared_scale_rows
 
-#: y is a sum of bf16 results; an E4M3 code of the middle activation may fall on the other side of a tie (a few 1e-7).
-_TOLERANCE = 1e-5
+#: Leaving out one bf16 rounding of gate and up costs 1.3e-6; one E4M3 code across a tie, in the smallest case, 1.4e-7.
+_TOLERANCE = 1e-6
 _BYTES = {"fp4": 0.5 + 1 / 32, "fp8": 1 + 1 / 32, "bf16": 2.0}
 
 

@@ -46,7 +46,9 @@ def _routed_experts(problem: MegaMoeProblem, pairs: Pairs, counts: list[int]) ->
         for expert, start, stop in segments:
             rows = pairs.rows[by_expert[start:stop]]
             words = pairs.x_sf[rows] if problem.buffer.sizes.is_quantised else pairs.x_sf
-            matmul_nt(_activations(pairs.x[rows], words), problem.l1.expert(expert), gate_up[start - first : stop - first])
+            matmul_nt(
+                _activations(pairs.x[rows], words), problem.l1.expert(expert), gate_up[start - first : stop - first]
+            )
         order = by_expert[first:last]
         acts = _swiglu(gate_up, problem.activation_clamp).mul_(pairs.weights[order].unsqueeze(1))
         hidden = _quantised(acts, problem.buffer.sizes.is_quantised)
