@@ -103,7 +103,9 @@ def queries(function: str, q: object, form: tuple[str, ...], max_heads: int = MA
     num_rows = rows.shape[0]
     if scale is None:
         if kind == "fp4":
-            raise InvalidArgumentError(f"{function}: q[1] is None but q[0] is packed FP4, which needs scales. Modes: {_MODES}.")
+            raise InvalidArgumentError(
+                f"{function}: q[1] is None but q[0] is packed FP4, which needs scales. Modes: {_MODES}."
+            )
         return Queries(Operand(rows, kind, num_rows, head_dim, True), tuple(leading), num_heads, ScaleFormat.FP32)
     words, scale_format = _query_scales(function, scale, data, head_dim)
     scales = Scales(words, scale_format, 1, 32, num_rows, head_dim)
@@ -113,13 +115,17 @@ def queries(function: str, q: object, form: tuple[str, ...], max_heads: int = MA
 def _query_scales(function: str, scale: object, data: Tensor, head_dim: int) -> tuple[Tensor, ScaleFormat]:
     scale = validate.require_tensor(function, "q[1]", scale)
     if scale.dtype not in (torch.int32, torch.int16):
-        raise InvalidArgumentError(f"{function}: q[1] has dtype {scale.dtype}, expected None, int32 or int16. Modes: {_MODES}.")
+        raise InvalidArgumentError(
+            f"{function}: q[1] has dtype {scale.dtype}, expected None, int32 or int16. Modes: {_MODES}."
+        )
     is_wide = scale.dtype is torch.int32
     scale_format = ScaleFormat.UE8M0X4_INT32 if is_wide else ScaleFormat.UE8M0X2_INT16
     if not is_wide and head_dim % 64:
         raise InvalidArgumentError(f"{function}: head_dim is {head_dim}, expected a multiple of 64 with int16 scales.")
     expected = data.shape[:-1] if is_wide else (*data.shape[:-1], head_dim // 64)
-    validate.require_shape(function, "q[1]", scale, expected, f"one {'word' if is_wide else 'row of words'} per query head")
+    validate.require_shape(
+        function, "q[1]", scale, expected, f"one {'word' if is_wide else 'row of words'} per query head"
+    )
     validate.require_contiguous(function, "q[1]", scale)
     validate.require_same_device(function, data, **{"q[1]": scale})
     return scale.reshape(-1, 1 if is_wide else head_dim // 64), scale_format

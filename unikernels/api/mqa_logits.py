@@ -68,7 +68,16 @@ def fp8_fp4_mqa_logits(
         if isinstance(schedule_meta, int):
             max_seqlen_k, schedule_meta = schedule_meta, None
     return _dense(
-        function, q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, max_seqlen_k, schedule_meta, clean_logits, logits_dtype
+        function,
+        q,
+        kv,
+        weights,
+        cu_seq_len_k_start,
+        cu_seq_len_k_end,
+        max_seqlen_k,
+        schedule_meta,
+        clean_logits,
+        logits_dtype,
     )
 
 

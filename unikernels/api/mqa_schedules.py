@@ -40,7 +40,9 @@ def get_mqa_logits_metadata(
             f"{function}: cu_seq_len_k_start has shape {validate.shape_of(starts)}, expected (queries,) with at least one query."
         )
     starts = validate_mqa.lengths(function, "cu_seq_len_k_start", starts, tuple(starts.shape), "one window per query")
-    ends = validate_mqa.lengths(function, "cu_seq_len_k_end", cu_seq_len_k_end, tuple(starts.shape), "one window per query")
+    ends = validate_mqa.lengths(
+        function, "cu_seq_len_k_end", cu_seq_len_k_end, tuple(starts.shape), "one window per query"
+    )
     validate.require_same_device(function, starts, cu_seq_len_k_end=ends)
     validate_mqa.require_count(function, "num_kv_tokens", num_kv_tokens, 1)
     validate_mqa.require_heads(function, validate_mqa.require_count(function, "num_heads", num_heads, 1))

@@ -27,9 +27,9 @@ _PAGE_PITCH_BYTES = 128
 
 
 def _block_size(function: str, value: object) -> int:
-    if isinstance(value, bool) or value not in _BLOCK_SIZES:
+    if not isinstance(value, int) or value not in _BLOCK_SIZES:
         raise InvalidArgumentError(f"{function}: sparse_block_kv is {value!r}, expected 8 or 16 keys per block.")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return value
 
 
 def _num_blocks(function: str, name: str, value: object) -> int:
@@ -49,7 +49,9 @@ def _flag(function: str, name: str, value: object) -> bool:
 
 def _is_fp4(function: str, qk_dtype: object) -> bool:
     if not isinstance(qk_dtype, torch.dtype):
-        raise ArgumentTypeError(f"{function}: qk_dtype is {qk_dtype!r}, expected torch.float8_e4m3fn or torch.int8 (packed FP4).")
+        raise ArgumentTypeError(
+            f"{function}: qk_dtype is {qk_dtype!r}, expected torch.float8_e4m3fn or torch.int8 (packed FP4)."
+        )
     return validate_mqa.quantised_kind(function, "qk_dtype", qk_dtype) == "fp4"
 
 
@@ -149,7 +151,9 @@ def get_paged_sparse_mqa_logits_metadata(
     requests = validate_mqa.lengths(function, "indices", indices, (num_tokens,), "the request of each token")
     table = validate_mqa.block_table(function, block_table, num_tokens, blocks)
     if not table.shape[1]:
-        raise InvalidArgumentError(f"{function}: block_table has shape {validate.shape_of(table)}, expected at least one column.")
+        raise InvalidArgumentError(
+            f"{function}: block_table has shape {validate.shape_of(table)}, expected at least one column."
+        )
     validate.require_same_device(function, blocks, context_lens=lens, indices=requests)
     if isinstance(page_kv, bool) or page_kv not in validate_mqa.PAGE_SIZES:
         raise InvalidArgumentError(
@@ -176,14 +180,22 @@ def get_paged_sparse_mqa_logits_metadata(
 def _queries(function: str, q: object, form: tuple[str, ...]) -> Queries:
     checked = validate_mqa.queries(function, q, form, _MAX_HEADS)
     if checked.operand.scales is None:
-        raise InvalidArgumentError(f"{function}: q[1] is None, expected int32 (or int16) scales: blocks are scored in MX mode only.")
+        raise InvalidArgumentError(
+            f"{function}: q[1] is None, expected int32 (or int16) scales: blocks are scored in MX mode only."
+        )
     if checked.head_dim != _HEAD_DIM:
         raise InvalidArgumentError(f"{function}: head_dim is {checked.head_dim}, expected {_HEAD_DIM}.")
     return checked
 
 
 def _expected(
-    function: str, q: Queries, num_blocks: object, block_kv: object, use_unaligned_ks: object, num_keys: int, page_kv: int
+    function: str,
+    q: Queries,
+    num_blocks: object,
+    block_kv: object,
+    use_unaligned_ks: object,
+    num_keys: int,
+    page_kv: int,
 ) -> mqa_sparse_metadata.Made:
     return mqa_sparse_metadata.Made(
         is_paged=page_kv > 0,
@@ -296,7 +308,9 @@ def fp8_fp4_paged_sparse_mqa_logits(
         )
     cache = validate_mqa.key_cache(function, kv_cache, checked, _PAGE_PITCH_BYTES)
     if not cache.storage.is_meta and cache.storage.data_ptr() % 16:
-        raise InvalidArgumentError(f"{function}: kv_cache starts at an address that is no multiple of 16 bytes. Pass a copy of it.")
+        raise InvalidArgumentError(
+            f"{function}: kv_cache starts at an address that is no multiple of 16 bytes. Pass a copy of it."
+        )
     head_weights = validate_mqa.weights(function, weights, checked, num_tokens, (torch.bfloat16,))
     made = _expected(function, checked, num_max_sparse_blocks, sparse_block_kv, False, 0, cache.page_kv)
     logits = _empty_logits(made, checked)

@@ -79,7 +79,8 @@ def fused_pages(data: Tensor, sf: Tensor, page_kv: int, padding: int = 0) -> Ten
     page_bytes = sum(plane.shape[1] for plane in planes)
     rows = torch.full((planes[0].shape[0], page_bytes + padding), 255, dtype=torch.uint8)
     rows[:, :page_bytes] = torch.cat(planes, 1)
-    return rows[:, :page_bytes].unflatten(1, (page_kv, 1, page_bytes // page_kv))
+    cache: Tensor = rows[:, :page_bytes].unflatten(1, (page_kv, 1, page_bytes // page_kv))
+    return cache
 
 
 def head_weights(generator: torch.Generator, num_rows: int, num_heads: int, dtype: torch.dtype) -> Tensor:

@@ -84,7 +84,9 @@ class PagedSparseMqaLogitsProblem:
 
 def num_used_blocks(starts: Tensor | int, ends: Tensor, num_blocks: int, block_kv: int) -> Tensor:
     """Return how many entries of its row each query uses."""
-    return ((ends.long() - starts).clamp(min=0) + block_kv - 1).div(block_kv, rounding_mode="floor").clamp(max=num_blocks)
+    return (
+        ((ends.long() - starts).clamp(min=0) + block_kv - 1).div(block_kv, rounding_mode="floor").clamp(max=num_blocks)
+    )
 
 
 def key_positions(first_keys: Tensor, block_kv: int) -> Tensor:

@@ -106,7 +106,9 @@ class _Sparse:
             )
             logits = uk.fp8_fp4_paged_sparse_mqa_logits(q, t["kv_cache"], t["weights"], metadata, nb, sb)
         else:
-            metadata = uk.get_sparse_mqa_logits_metadata(starts, ends, self.num_keys, blocks, dtype, sb, self.is_shifted)
+            metadata = uk.get_sparse_mqa_logits_metadata(
+                starts, ends, self.num_keys, blocks, dtype, sb, self.is_shifted
+            )
             logits = uk.fp8_fp4_sparse_mqa_logits(
                 q, (t["kv"], t["kv_scale"]), t["weights"], metadata, nb, sb, self.is_shifted
             )
