@@ -14,7 +14,7 @@ from unikernels.backend import Backend
 from unikernels.scale_layouts import ScaleFormat
 
 if TYPE_CHECKING:
-    from unikernels.mega_moe.weights import StoredWeights
+    from unikernels.mega_moe.weights import StoredWeights, TransformMegaMoeWeightsProblem
     from unikernels.operations import (
         BatchedGemmProblem,
         GatheredKGroupedGemmProblem,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         PagedMqaLogitsProblem,
         PagedSparseMqaLogitsProblem,
         SparseMqaLogitsProblem,
-        TransformMegaMoeWeightsProblem,
     )
 
 
@@ -98,7 +97,9 @@ class CpuBackend(Backend):
 
         paged_sparse_mqa_logits(problem)
 
-    def transform_mega_moe_weights(self, problem: TransformMegaMoeWeightsProblem) -> tuple[StoredWeights, StoredWeights]:
+    def transform_mega_moe_weights(
+        self, problem: TransformMegaMoeWeightsProblem
+    ) -> tuple[StoredWeights, StoredWeights]:
         from unikernels.mega_moe.weights import transform
 
         return transform(problem)

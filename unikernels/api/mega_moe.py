@@ -56,7 +56,8 @@ def get_symm_buffer_for_mega_moe(
     if isinstance(num_shared_experts, bool):
         if use_fp8_dispatch is not None:
             raise ArgumentTypeError(f"{function}: num_shared_experts is {num_shared_experts}, expected a Python int.")
-        num_shared_experts, use_fp8_dispatch = 0, num_shared_experts
+        use_fp8_dispatch = bool(num_shared_experts)
+        num_shared_experts = 0
     if use_fp8_dispatch is not None:
         is_fp8 = checked_mma_type(function, mma_type).startswith("fp8")
         if boolean(function, "use_fp8_dispatch", use_fp8_dispatch) is not is_fp8:

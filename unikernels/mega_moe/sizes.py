@@ -11,10 +11,15 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import InvalidArgumentError
+from ..operations.operands import Kind
 from ..validate_plain import integer
 
 #: mma_type -> (element kind of activations and shared weights, element kind of routed weights).
-MMA_TYPES = {"fp8xfp4": ("fp8", "fp4"), "fp8xfp8": ("fp8", "fp8"), "bf16xbf16": ("bf16", "bf16")}
+MMA_TYPES: dict[str, tuple[Kind, Kind]] = {
+    "fp8xfp4": ("fp8", "fp4"),
+    "fp8xfp8": ("fp8", "fp8"),
+    "bf16xbf16": ("bf16", "bf16"),
+}
 
 _SIZE_MULTIPLE = 128
 _MAX_RANKS = 72

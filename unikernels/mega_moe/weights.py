@@ -82,7 +82,8 @@ def transform(problem: TransformMegaMoeWeightsProblem) -> tuple[StoredWeights, S
 def _split(layer: Layer, weights: Operand) -> StoredWeights:
     def split(tensor: Tensor) -> Tensor:
         parts = transformed_shape(layer, (), tensor.shape[-2], tensor.shape[-1])[:2]
-        return tensor.unflatten(-2, parts)
+        view: Tensor = tensor.unflatten(-2, parts)
+        return view
 
     data = split(weights.data)
     return data if weights.scales is None else (data, split(weights.scales.data))

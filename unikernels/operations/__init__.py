@@ -14,7 +14,7 @@ from .k_grouped import K_GROUPED_GEMM, KGroupedGemmProblem, KGroupLayout
 from .m_grouped import M_GROUPED_GEMM, GroupedGemmProblem, GroupLayout
 from .mega_gate import MEGA_GATE, MegaGateProblem
 from .mega_mhc import MEGA_MHC, MegaMhcProblem
-from .mega_moe import MEGA_MOE, TRANSFORM_MEGA_MOE_WEIGHTS, MegaMoeProblem, TransformMegaMoeWeightsProblem
+from .mega_moe import MEGA_MOE, TRANSFORM_MEGA_MOE_WEIGHTS, MegaMoeProblem
 from .mqa_logits import MQA_LOGITS, PAGED_MQA_LOGITS, MqaLogitsProblem, PagedKeys, PagedMqaLogitsProblem
 from .mqa_sparse import (
     PAGED_SPARSE_MQA_LOGITS,
@@ -82,7 +82,6 @@ __all__ = [
     "PagedMqaLogitsProblem",
     "PagedSparseMqaLogitsProblem",
     "SparseMqaLogitsProblem",
-    "TransformMegaMoeWeightsProblem",
     "key_positions",
     "num_used_blocks",
 ]

@@ -153,7 +153,8 @@ def _rounded_activations(acts: Tensor, is_quantised: bool) -> Tensor:
     mantissa, exponent = torch.frexp(amax / 448.0)
     scale = torch.ldexp(torch.ones_like(amax), exponent - (mantissa == 0.5).int())
     codes = (blocks / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
-    return (codes.float() * scale).flatten(-2)
+    rounded: Tensor = (codes.float() * scale).flatten(-2)
+    return rounded
 
 
 def _shared_experts(problem: MegaMoeProblem) -> Tensor:

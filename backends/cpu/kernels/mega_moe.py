@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from unikernels.mega_moe.weights import row_scales
 from unikernels.operations import MegaMoeProblem, Operand
-from unikernels.operations.mega_moe import MegaMoeWeights, begin, token_scale_rows
-from unikernels.operations.mega_moe import row_scales as _row_scales
+from unikernels.operations.mega_moe import begin, token_scale_rows
 from unikernels.utils import per_token_cast_to_fp8
 
 from .matmul import matmul_nt
@@ -82,7 +82,7 @@ def _activations(data: Tensor, words: Tensor) -> Operand:
     num_rows, num_columns = data.shape
     if data.dtype is torch.bfloat16:
         return Operand(data, "bf16", num_rows, num_columns, True)
-    return Operand(data, "fp8", num_rows, num_columns, True, _row_scales(words, num_rows, num_columns))
+    return Operand(data, "fp8", num_rows, num_columns, True, row_scales(words, num_rows, num_columns))
 
 
 def _swiglu(gate_up: Tensor, clamp: float | None) -> Tensor:
@@ -109,16 +109,12 @@ def _shared_experts(problem: MegaMoeProblem) -> None:
     scale_rows = token_scale_rows(problem)
     words = buffer.shared_l1_acts_sf[scale_rows] if is_quantised else buffer.shared_l1_acts_sf
     gate_up = torch.empty(num_tokens, problem.shared_l1.num_rows, dtype=torch.bfloat16)
-    matmul_nt(_activations(buffer.shared_l1_acts[:num_tokens], words), _whole(problem.shared_l1), gate_up)
+    matmul_nt(_activations(buffer.shared_l1_acts[:num_tokens], words), problem.shared_l1.expert(None), gate_up)
     hidden = _quantised(_swiglu(gate_up, problem.activation_clamp), is_quantised)
     buffer.shared_l2_acts[:num_tokens] = hidden.data
     if hidden.scales is not None:
         buffer.shared_l2_acts_sf[scale_rows] = hidden.scales.data
-    matmul_nt(hidden, _whole(problem.shared_l2), buffer.combine_slots[buffer.num_topk, :num_tokens])
-
-
-def _whole(weights: MegaMoeWeights) -> Operand:
-    return weights.expert(None)
+    matmul_nt(hidden, problem.shared_l2.expert(None), buffer.combine_slots[buffer.num_topk, :num_tokens])
 
 
 def _combine(problem: MegaMoeProblem) -> None:
