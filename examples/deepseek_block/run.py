@@ -125,6 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--device", type=torch.device, default=torch.device("cpu"), help="where tensors live (default: cpu)"
     )
     options = parser.parse_args(arguments)
+    # Layers this small gain nothing from threads, and lose much where other programs want the same cores.
+    torch.set_num_threads(1)
     start = time.perf_counter()
     results = run(options.seed, options.steps, options.device)
     backend = os.environ.get("UNIKERNELS_BACKEND", "auto")
