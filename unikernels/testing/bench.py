@@ -100,8 +100,8 @@ def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high
     if high_precision:
         square = torch.ones(8192, 8192, dtype=torch.float32, device="cuda")
         torch.mm(square, square)
-    first: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    last: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    new_event: Any = torch.cuda.Event  # its constructor is typed or not depending on the torch build
+    first, last = new_event(enable_timing=True), new_event(enable_timing=True)
     first.record()
     for _ in range(num_tests):
         fn()
