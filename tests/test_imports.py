@@ -100,9 +100,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_import_time_on_top_of_torch(tmp_path):
-    code = "import time, torch; start = time.perf_counter(); import unikernels; print(time.perf_counter() - start)"
+    code = "import time, torch; start = time.process_time(); import unikernels; print(time.process_time() - start)"
     # An installed package has its bytecode; a test run may have been told not to write any.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     _python(code, **bytecode)
-    # 0.15 s is the promise; the best of several runs is what a busy machine can show.
+    # Processor time, so that other load on the machine does not count.
     assert min(float(_python(code, **bytecode)) for _ in range(4)) <= 0.15
