@@ -110,8 +110,7 @@ void Fiber::start(Stack& stack, Function function, void* argument) {
   argument_ = argument;
   finished_ = false;
   auto** top = reinterpret_cast<void**>(stack.high());
-  *--top = nullptr;                                   // alignment: entry() starts as if it had been called
-  *--top = nullptr;                                   // its return address
+  *--top = nullptr;                                   // return address of entry(): none, and rsp is 8 below 16
   *--top = reinterpret_cast<void*>(&Fiber::entry);    // where `ret` of the first switch goes
   for (int i = 0; i < 6; ++i) *--top = nullptr;       // rbp rbx r12 r13 r14 r15
   *--top = nullptr;

@@ -4,7 +4,8 @@
 #include "usim/core_api.h"
 
 // Address spaces are plain byte offsets (L1, L0, L0C) or host pointers (UB, GM): the qualifiers say nothing to g++.
-#define __aicore__
+// Inlined always, so that a call inside a TileLang template resolves to the line of the kernel that used it.
+#define __aicore__ __attribute__((always_inline))
 #define __gm__
 #define __cbuf__
 #define __ca__

@@ -8,7 +8,7 @@ namespace usim {
 __attribute__((visibility("hidden"))) inline void (*report_access)(const void*, uint64_t, int, const void*) = nullptr;
 }
 
-extern "C" __attribute__((visibility("default"))) uint32_t usim_bind(const ::usim::Api* table, void* access_hook) {
+extern "C" __attribute__((visibility("default"), no_sanitize("thread"))) uint32_t usim_bind(const ::usim::Api* table, void* access_hook) {
   ::usim::api = table;
   ::usim::report_access = reinterpret_cast<void (*)(const void*, uint64_t, int, const void*)>(access_hook);
   return ::usim::kAbiVersion;
