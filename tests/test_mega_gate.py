@@ -9,7 +9,7 @@ import torch
 
 import unikernels as uk
 from unikernels.errors import ArgumentTypeError, InvalidArgumentError
-from unikernels.operations.mega_gate import mega_gate_cases
+from unikernels.operations.mega_gate_cases import mega_gate_cases
 from unikernels.testing import assert_bitwise_equal, calc_diff
 
 BACKENDS = ("cpu", "reference")
