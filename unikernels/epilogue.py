@@ -16,10 +16,9 @@ class Epilogue:
 
     __slots__ = ()
 
-    def __new__(cls, *args: object, **kwargs: object) -> Epilogue:
-        if cls is Epilogue:
+    def __init__(self) -> None:
+        if type(self) is Epilogue:
             raise ArgumentTypeError("Epilogue is a base class. Use Identity, Alpha, FP8CastWithClamp or another subclass.")
-        return super().__new__(cls)
 
 
 class Identity(Epilogue):
