@@ -7,7 +7,7 @@ import torch
 
 import unikernels as uk
 from unikernels import _registry
-from unikernels.errors import ArgumentTypeError, InvalidArgumentError
+from unikernels.errors import InvalidArgumentError
 from unikernels.testing import calc_diff
 
 BACKENDS = [name for name, reason in _registry.available_backends().items() if reason is None]
@@ -175,7 +175,9 @@ def test_rows_start_at_multiples_of_1024_bytes(backend, columns, dtype):
     assert 0 <= pitch - columns * dtype.itemsize < 1024
 
 
-@pytest.mark.parametrize(("weights", "asked", "got"), [("f", None, "f"), ("b", None, "b"), ("f", "b", "b"), ("b", "f", "f")])
+@pytest.mark.parametrize(
+    ("weights", "asked", "got"), [("f", None, "f"), ("b", None, "b"), ("f", "b", "b"), ("b", "f", "f")]
+)
 def test_logits_dtype(backend, weights, asked, got):
     of = {"f": torch.float32, "b": torch.bfloat16, None: None}
     args, expected = dense(s=2, n=16, dtype=of[weights])
@@ -260,7 +262,11 @@ def test_a_logit_does_not_depend_on_its_neighbours(backend):
     for i, start, end in ((0, 0, 900), (17, 31, 32), (39, 777, 900), (5, 100, 163)):
         part = slice(start, end)
         alone = uk.fp8_fp4_mqa_logits(
-            (q[0][i : i + 1], q[1][i : i + 1]), (data[part], sf[part]), weights[i : i + 1], int32([0]), int32([end - start])
+            (q[0][i : i + 1], q[1][i : i + 1]),
+            (data[part], sf[part]),
+            weights[i : i + 1],
+            int32([0]),
+            int32([end - start]),
         )
         assert torch.equal(alone[0], whole[i, part])
 
@@ -271,7 +277,9 @@ def test_strided_positions_are_read_correctly(backend, function):
     starts, ends = int32([0, 5, 9]), int32([30, 6, 20])
     strided = [torch.stack([one, one + 1000], 1).flatten()[::2] for one in (starts, ends)]
     if function == "get_mqa_logits_metadata":
-        assert torch.equal(uk.get_mqa_logits_metadata(*strided, 30, 32), uk.get_mqa_logits_metadata(starts, ends, 30, 32))
+        assert torch.equal(
+            uk.get_mqa_logits_metadata(*strided, 30, 32), uk.get_mqa_logits_metadata(starts, ends, 30, 32)
+        )
     else:
         assert torch.equal(uk.fp8_fp4_mqa_logits(*args, *strided), uk.fp8_fp4_mqa_logits(*args, starts, ends))
 
@@ -283,79 +291,3 @@ def test_meta_tensors_give_the_shape():
     moved = ((q.to("meta"), None), (data.to("meta"), sf.to("meta")), weights.to("meta"))
     logits = uk.fp8_fp4_mqa_logits(*moved, int32([0, 0]).to("meta"), int32([1, 1]).to("meta"))
     assert (logits.device.type, logits.shape, logits.stride()) == ("meta", (2, 300), (512, 1))
-
-
-BROKEN = {
-    "heads": (dict(heads=6), "6 heads, expected a multiple of 4 from 4 to 128"),
-    "heads above": (dict(heads=132), "132 heads, expected a multiple of 4"),
-    "dim": (dict(dim=96), "head_dim is 96 .*expected 32 or 64 or 128 for fp8"),
-    "fp4 dim": (dict(kind="fp4", mode="mx", dim=32), "head_dim is 32 .*expected 64 or 128 for fp4"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_unsupported_sizes(backend, name):
-    # FC-32: an unsupported pair raises, it does not compute.
-    sizes, text = BROKEN[name]
-    args, _ = dense(s=2, n=8, **sizes)
-    with pytest.raises(InvalidArgumentError, match=text):
-        uk.fp8_fp4_mqa_logits(*args, int32([0, 0]), int32([8, 8]))
-
-
-def _arguments():
-    (q, kv, weights), _ = dense("fp8", "mx", 2, 8, 8, 64)
-    return dict(q=q, kv=kv, weights=weights, cu_seq_len_k_start=int32([0, 0]), cu_seq_len_k_end=int32([8, 8]))
-
-
-WRONG = [
-    (lambda a: dict(q=a["q"][0]), "q is a Tensor, expected a pair"),
-    (lambda a: dict(q=(a["q"][0].float(), None)), "q\\[0\\] is torch.float32, expected float8_e4m3fn, or packed FP4"),
-    (lambda a: dict(q=(a["q"][0][:, 0], a["q"][1])), "q\\[0\\] has shape \\(2, 64\\), expected \\(queries, heads, head_dim\\)"),
-    (lambda a: dict(q=(a["q"][0].transpose(0, 1), a["q"][1])), "q\\[0\\] has strides .*Pass q\\[0\\].contiguous"),
-    (lambda a: dict(q=(a["q"][0], a["q"][1][:, :4])), "q\\[1\\] has shape \\(2, 4\\), expected \\(2, 8\\)"),
-    (lambda a: dict(q=(a["q"][0], a["q"][1].float())), "q\\[1\\] has dtype torch.float32, expected None, int32 or int16"),
-    (lambda a: dict(q=(a["q"][0], None)), "kv\\[1\\] has dtype torch.int32, expected torch.float32 because q scales are None"),
-    (lambda a: dict(q=(a["q"][0].view(torch.int8), None)), "q\\[1\\] is None but q\\[0\\] is packed FP4"),
-    (lambda a: dict(kv=(a["kv"][0], a["kv"][1].float())), "kv\\[1\\] has dtype torch.float32, expected torch.int32 because q"),
-    (lambda a: dict(kv=(a["kv"][0].view(torch.int8), a["kv"][1])), "kv\\[0\\] is fp4 but q\\[0\\] is fp8"),
-    (lambda a: dict(kv=(a["kv"][0][:, :32], a["kv"][1])), "kv\\[0\\] has shape \\(8, 32\\), expected \\(num_keys, 64\\)"),
-    (lambda a: dict(kv=(a["kv"][0], a["kv"][1][:4])), "kv\\[1\\] has shape \\(4,\\), expected \\(8, 1\\)"),
-    (lambda a: dict(weights=a["weights"].half()), "weights has dtype torch.float16, expected float32 or bfloat16"),
-    (lambda a: dict(weights=a["weights"][:1]), "weights has shape \\(1, 8\\), expected \\(2, 8\\)"),
-    (lambda a: dict(weights=torch.ones(8, 2).T), "weights has strides .*unit stride along heads"),
-    (lambda a: dict(weights=torch.ones(2, 9)[:, :8]), "weights has rows 36 bytes apart, expected a multiple of 16 bytes"),
-    (lambda a: dict(cu_seq_len_k_start=torch.zeros(2).long()), "cu_seq_len_k_start has dtype torch.int64, expected int32. Pass"),
-    (lambda a: dict(cu_seq_len_k_end=int32([8])), "cu_seq_len_k_end has shape \\(1,\\), expected \\(2,\\)"),
-    (lambda a: dict(max_seqlen_k=-1), "max_seqlen_k is -1, expected at least 0"),
-    (lambda a: dict(max_seqlen_k=8.0), "max_seqlen_k is 8.0, expected an int"),
-    (lambda a: dict(schedule_meta=torch.zeros(4)), "schedule_meta has dtype torch.float32, expected int32"),
-    (lambda a: dict(logits_dtype=torch.float16), "logits_dtype is torch.float16, expected torch.float32 or torch.bfloat16"),
-    (lambda a: dict(clean_logits=1), "clean_logits is 1, expected a bool"),
-]
-
-
-@pytest.mark.parametrize(("change", "text"), WRONG, ids=[text[:40] for _, text in WRONG])
-def test_broken_arguments(change, text):
-    arguments = _arguments()
-    with pytest.raises(InvalidArgumentError, match=f"^fp8_fp4_mqa_logits: {text}"):
-        uk.fp8_fp4_mqa_logits(**{**arguments, **change(arguments)})
-
-
-def test_legacy_name_takes_a_tensor():
-    args, _ = dense(s=1, n=4)
-    with pytest.raises(ArgumentTypeError, match="q is a tuple, expected a float8_e4m3fn tensor. With scales call fp8_fp4_mqa"):
-        uk.fp8_mqa_logits(*args, int32([0]), int32([4]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ((int32([]), int32([]), 8, 8), "expected \\(queries,\\) with at least one query"),
-        ((int32([0]), int32([8]), 0, 8), "num_kv_tokens is 0, expected at least 1"),
-        ((int32([0]), int32([8]), 8, 6), "6 heads, expected a multiple of 4"),
-        ((int32([0]), int32([8, 8]), 8, 8), "cu_seq_len_k_end has shape \\(2,\\), expected \\(1,\\)"),
-    ],
-)
-def test_broken_schedules(arguments, text):
-    with pytest.raises(InvalidArgumentError, match=f"^get_mqa_logits_metadata: .*{text}"):
-        uk.get_mqa_logits_metadata(*arguments)
