@@ -79,9 +79,7 @@ def contiguous_layout(
     return GroupLayout("index", tensor, alignment)
 
 
-def values_below(
-    function: str, name: str, tensor: Tensor, limit: int, what: str, minimum: int | None = None
-) -> None:
+def values_below(function: str, name: str, tensor: Tensor, limit: int, what: str, minimum: int | None = None) -> None:
     """Check on the CPU that values lie below `limit` (and not below `minimum`); `what` says what they mean."""
     if not _is_readable(tensor):
         return

@@ -34,7 +34,9 @@ def _quantised(
     (a_data, sfa), (b_data, sfb) = take_a(function, "a", a), take_b(function, "b", b)
     granularities = validate.recipes(function, recipe, recipe_a, recipe_b)
     if granularities not in (None, (1, _GRAN_K, 1, _GRAN_K)):
-        raise InvalidArgumentError(f"{function}: the recipe is not (1, 1, {_GRAN_K}), the only one of the vendor library.")
+        raise InvalidArgumentError(
+            f"{function}: the recipe is not (1, 1, {_GRAN_K}), the only one of the vendor library."
+        )
     validate.refuse_ue8m0_cast(function, disable_ue8m0_cast, (sfa, sfb))
     for name, sf in (("sfa", sfa), ("sfb", sfb)):
         if sf.dtype in (torch.int16, torch.int32):

@@ -57,7 +57,9 @@ def _operand(function: str, name: str, value: object, dtype: torch.dtype, order:
     data = validate.require_tensor(function, name, value)
     validate.require_dtype(function, name, data, dtype)
     if data.ndim != 3:
-        raise InvalidArgumentError(f"{function}: {name} has {data.ndim} dimensions (shape {validate.shape_of(data)}), expected 3.")
+        raise InvalidArgumentError(
+            f"{function}: {name} has {data.ndim} dimensions (shape {validate.shape_of(data)}), expected 3."
+        )
     if data.stride(2) != 1 and data.shape[2] > 1:
         raise InvalidArgumentError(
             f"{function}: {name} has strides {data.stride()}, expected a unit stride in the last dimension. Pass "
@@ -208,9 +210,7 @@ def einsum(
     _run(function, expr, form, left, right, d, c, alpha, store, uses_vendor_library)
 
 
-def _reduce(
-    function: str, a: object, b: object, d: object, c: object, alpha: float, uses_vendor_library: bool
-) -> None:
+def _reduce(function: str, a: object, b: object, d: object, c: object, alpha: float, uses_vendor_library: bool) -> None:
     """The form that sums over the batch: "bmk,bnk->mn"."""
     left = _operand(function, "a", a, torch.bfloat16, (0, 1, 2))
     right = _operand(function, "b", b, torch.bfloat16, (0, 1, 2))
@@ -226,7 +226,9 @@ def _reduce(
             f"{'no c' if addend is None else 'another tensor'}. Zero d, and pass it as c too."
         )
     if output.dtype is torch.bfloat16 and addend is not None:
-        raise InvalidArgumentError(f"{function}: {_REDUCTION!r} with a bfloat16 d takes no c. Use a float32 d to accumulate.")
+        raise InvalidArgumentError(
+            f"{function}: {_REDUCTION!r} with a bfloat16 d takes no c. Use a float32 d to accumulate."
+        )
     if output.numel() == 0:
         return
     validate.refuse_overlap(function, "d", output, a=left.data, b=right.data)
@@ -234,9 +236,7 @@ def _reduce(
         write_empty_product(output, addend, None)
         return
     bound("batched_gemm", output)(
-        BatchedGemmProblem(
-            left, right, output, addend, alpha, sums_batch=True, uses_vendor_library=uses_vendor_library
-        )
+        BatchedGemmProblem(left, right, output, addend, alpha, sums_batch=True, uses_vendor_library=uses_vendor_library)
     )
 
 
@@ -285,9 +285,13 @@ def fp8_einsum(
     alpha, store = validate.epilogue_and_alpha(function, None, epilogue, epilogue_class)
     if isinstance(d, (tuple, list)):
         if len(d) != 2:
-            raise ArgumentTypeError(f"{function}: d is a {type(d).__name__} of {len(d)}, expected a tensor or (tensor, sfd).")
+            raise ArgumentTypeError(
+                f"{function}: d is a {type(d).__name__} of {len(d)}, expected a tensor or (tensor, sfd)."
+            )
         if store is not None or alpha != 1.0:
-            raise InvalidArgumentError(f"{function}: d is a pair (tensor, sfd), which excludes an epilogue. Give one of them.")
+            raise InvalidArgumentError(
+                f"{function}: d is a pair (tensor, sfd), which excludes an epilogue. Give one of them."
+            )
         d, sfd = d
         store = FP8CastWithClamp(validate.require_tensor(function, "d[1]", sfd))
     left = _operand(function, "a", a_data, torch.float8_e4m3fn, form.a)

@@ -121,9 +121,7 @@ def _quantised(
 ) -> tuple[Tensor, Tensor]:
     """Quantise along the summed letter, one matrix per head; dimensions of data and scales in the order of `letters`."""
     kept = next(letter for letter in letters if letter not in ("h", summed))
-    heads = [
-        quantised(generator, "fp8", sizes[kept], sizes[summed], form, gran_mn=gran_mn) for _ in range(sizes["h"])
-    ]
+    heads = [quantised(generator, "fp8", sizes[kept], sizes[summed], form, gran_mn=gran_mn) for _ in range(sizes["h"])]
     # Both are [h, kept, summed] here.
     order = [("h", kept, summed).index(letter) for letter in letters]
     data = torch.stack([data for data, _ in heads]).permute(order).contiguous()

@@ -93,18 +93,18 @@ def first_misplaced_row(labels: Tensor, alignment: int) -> int | None:
 
 def m_grouped_gemm_reference(problem: GroupedGemmProblem) -> None:
     """float64 products of the rows of each group, one rounding."""
-    layout = problem.layout
+    layout, a = problem.layout, dequantise(problem.a)
     if layout.kind == "masked":
         for group, count in enumerate(layout.tensor.tolist()):
             rows = torch.arange(count, device=problem.d.device)
-            _write_rows(problem, problem.a.group(group), group, problem.d[group], rows)
+            _write_rows(problem, a[group], group, problem.d[group], rows)
         return
     labels = layout.tensor
     if layout.kind == "psum":
         labels = psum_labels(layout.tensor.tolist(), layout.alignment, problem.a.mn, layout.ensure_zero_padding)
         labels = labels.to(problem.d.device)
     for group in range(problem.num_groups):
-        _write_rows(problem, problem.a, group, problem.d, (labels == group).nonzero().flatten())
+        _write_rows(problem, a, group, problem.d, (labels == group).nonzero().flatten())
     problem.d[(labels == PADDING).nonzero().flatten()] = 0
 
 
@@ -125,8 +125,8 @@ def psum_labels(ends: list[int], alignment: int, num_rows: int, pads: bool) -> T
     return labels
 
 
-def _write_rows(problem: GroupedGemmProblem, a: Operand, group: int, d: Tensor, rows: Tensor) -> None:
-    product = problem.alpha * (dequantise(a)[rows] @ dequantise(problem.b.group(group)).T)
+def _write_rows(problem: GroupedGemmProblem, a: Tensor, group: int, d: Tensor, rows: Tensor) -> None:
+    product = problem.alpha * (a[rows] @ dequantise(problem.b.group(group)).T)
     stored = torch.empty(product.shape, dtype=d.dtype, device=d.device)
     store(product, stored, problem.epilogue)
     d[rows] = stored
