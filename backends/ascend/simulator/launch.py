@@ -218,6 +218,7 @@ def simulate(
     seed: int | None = None,
     saturate: bool = False,
     threads: int | None = None,
+    memories: bool = False,
     **scalars: Any,
 ) -> Report:
     """Run a TileLang Ascend kernel on CPU tensors, in place, and report what happened.
@@ -232,6 +233,7 @@ def simulate(
         seed: None runs in program order, the same every time; a number interleaves pipes and cores at random.
         saturate: conversions and mmad in saturate mode (CTRL[48] = 0) instead of the default Inf/NaN mode.
         threads: worker threads for independent blocks; default: the machine's processors.
+        memories: keep the on-chip memories of block 0 as they are when it ends, in ``report.memories``.
         scalars: arguments by name.
 
     Raises:
@@ -253,10 +255,12 @@ def simulate(
         "saturate": saturate,
         "threads": 1 if prepared.translation.has_atomics else (threads or os.cpu_count() or 1),
         "seed": seed,
+        "memories": memories,
     }
     signatures = {s.symbol: s for s in prepared.translation.signatures}
     recordings: list[Recording] = []
     warnings: list[str] = []
+    kept: dict[str, bytes] = {}
     for function in lowered.functions:
         signature = signatures[function.symbol]
         values: list[Any] = []
@@ -278,5 +282,6 @@ def simulate(
         if "fault" in result:
             raise _fault(result["fault"], signature, path) from None
         warnings += result["warnings"]
+        kept.update(result["memories"])
         recordings.append(Recording(function.symbol, signature.kind, grid, tuple(s[0] for s in specs), result["recordings"], path))
-    return Report(tuple(recordings), tuple(warnings))
+    return Report(tuple(recordings), tuple(warnings), kept)

@@ -5,7 +5,7 @@ Holds data; the timing model that turns recordings into cycles is in timing.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Report:
 
     recordings: tuple[Recording, ...]
     warnings: tuple[str, ...]
+    memories: dict[str, bytes] = field(default_factory=dict)  # filled by simulate(memories=True)
 
     def instruction_counts(self) -> dict[str, int]:
         """How often each builtin was dispatched, over all cores."""

@@ -51,6 +51,7 @@ struct Options {
   bool record = true;
   bool seeded = false;
   bool saturate = false;
+  bool memories = false;  // keep the on-chip memories of block 0 as they are at its end
   std::uint64_t seed = 0;
   int threads = 1;
 };
@@ -195,6 +196,7 @@ struct Launch {
   std::mutex work_mutex;
   std::unordered_map<std::uint64_t, std::array<std::uint32_t, 8>> vector_work;  // counted once per site, functional=False
   std::vector<std::string> warnings;
+  std::vector<std::pair<std::string, std::vector<std::uint8_t>>> memories;
   std::size_t clock_size() const { return inter ? static_cast<std::size_t>(grid) * kSlots : kSlots; }
 };
 

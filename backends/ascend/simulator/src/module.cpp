@@ -133,6 +133,7 @@ py::dict run_kernel(Kernel& kernel, const std::string& symbol, const std::string
   o.check = options["check"].cast<bool>();
   o.functional = options["functional"].cast<bool>();
   o.record = options["record"].cast<bool>();
+  o.memories = options["memories"].cast<bool>();
   o.saturate = options["saturate"].cast<bool>();
   o.threads = options["threads"].cast<int>();
   o.seeded = !options["seed"].is_none();
@@ -157,6 +158,9 @@ py::dict run_kernel(Kernel& kernel, const std::string& symbol, const std::string
     return result;
   }
   std::sort(launch.recordings.begin(), launch.recordings.end(), [](const CoreRecording& a, const CoreRecording& b) { return std::tie(a.block, a.core) < std::tie(b.block, b.core); });
+  py::dict memories;
+  for (const auto& [name, bytes] : launch.memories) memories[py::str(name)] = py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  result["memories"] = memories;
   py::list recordings;
   for (CoreRecording& r : launch.recordings) {
     static_assert(sizeof(Event) == 56);

@@ -214,6 +214,12 @@ void prepare_block(Block& block, Launch& launch, std::uint32_t index, Arena& are
 void finish_block(Block& block) {
   Launch& launch = *block.launch;
   if (launch.options.check) check_end(block);
+  if (launch.options.memories && block.index == 0)
+    for (int m = 1; m < static_cast<int>(Memory::count); ++m) {
+      const auto memory = static_cast<Memory>(m);
+      const std::uint8_t* bytes = block.arena->at(memory);
+      launch.memories.emplace_back(memory_name(memory), std::vector<std::uint8_t>(bytes, bytes + Arena::bytes(memory)));
+    }
   if (!launch.options.record) return;
   const std::lock_guard<std::mutex> lock(launch.recording_mutex);
   for (Core& core : block.cores)
