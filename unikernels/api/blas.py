@@ -65,7 +65,7 @@ def _check_nvfp4_scales(function: str, name: str, sf: Tensor, mn: int, k: int) -
     if sf.numel() != tiles[0] * tiles[1] * 512:
         raise InvalidArgumentError(
             f"{function}: {name} has {sf.numel()} bytes (shape {validate.shape_of(sf)}), expected "
-            f"{tiles[0] * tiles[1] * 512}: tiles (*{tiles}, 32, 4, 4) of one scale per row and {_NVFP4_GRAN_K} elements."
+            f"{tiles[0] * tiles[1] * 512}: tiles {(*tiles, 32, 4, 4)} of one scale per row and {_NVFP4_GRAN_K} elements."
         )
 
 
