@@ -106,13 +106,13 @@ void VectorRun::run_warp(std::uint32_t first, std::uint32_t last) {
 
 // The lanes that wait at the lowest waiting lane's call form the active set; lanes elsewhere are inactive for it.
 void VectorRun::finish_warp_operation(std::uint32_t first, std::uint32_t last) {
-  const void* from = nullptr;
+  const Thread* leader = nullptr;
   values_ = {};
   for (std::uint32_t t = first; t < last; ++t) {
     Thread& thread = threads_[t];
     if (thread.wait != Wait::warp) continue;
-    if (!from) from = thread.from;
-    if (thread.from != from) continue;
+    if (!leader) leader = &thread;
+    if (thread.call != leader->call || (thread.call == 0 && thread.from != leader->from)) continue;
     if (thread.bytes) std::memcpy(values_.value[t - first], thread.value, thread.bytes);
     values_.active |= 1u << (t - first);
   }
@@ -159,9 +159,12 @@ const WarpValues* VectorRun::warp_exchange(const void* value, std::uint32_t byte
   current_->wait = Wait::warp;
   current_->from = from;
   current_->value = value;
-  current_->bytes = bytes;
+  current_->call = bytes >> 8;
+  const bool orders_memory = (bytes & 0xff) == 0xff;
+  current_->bytes = orders_memory ? 0 : bytes & 0xff;
   ++work.warp_ops;
   Fiber::yield();
+  if (orders_memory) epoch_ = next_epoch++;
   return &values_;
 }
 

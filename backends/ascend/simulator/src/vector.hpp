@@ -44,6 +44,7 @@ class VectorRun {
     const void* from = nullptr;
     const void* value = nullptr;
     std::uint32_t bytes = 0;
+    std::uint32_t call = 0;  // source line (and file) of the warp function it waits in
     ThreadIndex index{};
     std::uint32_t linear = 0;
     VectorRun* run = nullptr;

@@ -18,6 +18,8 @@ inline constexpr bool kSaturate = false;
     NAME() = default;                                                                                  \
     template <class N, class = std::enable_if_t<std::is_arithmetic_v<N>>>                              \
     constexpr NAME(N x) : bits(TO_BITS(static_cast<float>(x))) {}                                      \
+    template <class N, class = void, class = std::enable_if_t<std::is_class_v<N> && !std::is_same_v<N, NAME> && std::is_convertible_v<N, float>>> \
+    explicit constexpr NAME(N x) : bits(TO_BITS(static_cast<float>(x))) {}                             \
     constexpr operator float() const { return TO_FLOAT(bits); }                                        \
     NAME& operator+=(NAME o) { return *this = NAME(float(*this) + float(o)); }                         \
     NAME& operator-=(NAME o) { return *this = NAME(float(*this) - float(o)); }                         \
@@ -44,6 +46,24 @@ constexpr uint16_t bf16_from(float x) { return float_to_bf16(x, kSaturate); }
 USIM_FLOAT16(half, ::usim::half_from, ::usim::half_to_float)
 USIM_FLOAT16(bfloat16_t, ::usim::bf16_from, ::usim::bf16_to_float)
 #undef USIM_FLOAT16
+
+// With an integer the result keeps the 16-bit type, with a wider float it becomes that float.
+#define USIM_MIXED(NAME, OP)                                                                                          \
+  template <class N, class = std::enable_if_t<std::is_arithmetic_v<N>>> constexpr auto operator OP(NAME a, N b) {     \
+    if constexpr (std::is_floating_point_v<N>) return N(float(a)) OP b;                                               \
+    else return a OP NAME(b);                                                                                         \
+  }                                                                                                                   \
+  template <class N, class = std::enable_if_t<std::is_arithmetic_v<N>>> constexpr auto operator OP(N a, NAME b) {     \
+    if constexpr (std::is_floating_point_v<N>) return a OP N(float(b));                                               \
+    else return NAME(a) OP b;                                                                                         \
+  }
+#define USIM_MIXED_ALL(NAME) \
+  USIM_MIXED(NAME, +) USIM_MIXED(NAME, -) USIM_MIXED(NAME, *) USIM_MIXED(NAME, /) USIM_MIXED(NAME, ==) USIM_MIXED(NAME, !=) \
+  USIM_MIXED(NAME, <) USIM_MIXED(NAME, <=) USIM_MIXED(NAME, >) USIM_MIXED(NAME, >=)
+USIM_MIXED_ALL(half)
+USIM_MIXED_ALL(bfloat16_t)
+#undef USIM_MIXED_ALL
+#undef USIM_MIXED
 
 struct half2 { half x, y; };
 struct bfloat16x2_t { bfloat16_t x, y; };

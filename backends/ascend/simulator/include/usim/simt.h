@@ -10,4 +10,6 @@
 #include "usim/simt_launch.h"
 #include "usim/simt_vectors.h"
 #include "usim/simt_convert.h"
+#include "usim/simt_math.h"
 #include "usim/simt_warp.h"
+#include "usim/simt_atomic.h"

@@ -37,17 +37,3 @@ USIM_VECTOR_OPERATOR(-)
 USIM_VECTOR_OPERATOR(*)
 USIM_VECTOR_OPERATOR(/)
 #undef USIM_VECTOR_OPERATOR
-
-// Unqualified min and max appear on equal types and on int32/int64 pairs; floats follow fmin/fmax (NaN loses).
-template <class T> constexpr T max(T a, T b) {
-  if constexpr (T(0.5f) != T(0)) return (b != b) ? a : (a > b) ? a : b;
-  else return a > b ? a : b;
-}
-template <class T> constexpr T min(T a, T b) {
-  if constexpr (T(0.5f) != T(0)) return (b != b) ? a : (a < b) ? a : b;
-  else return a < b ? a : b;
-}
-constexpr int64_t max(int64_t a, int32_t b) { return a > b ? a : b; }
-constexpr int64_t max(int32_t a, int64_t b) { return a > b ? a : b; }
-constexpr int64_t min(int64_t a, int32_t b) { return a < b ? a : b; }
-constexpr int64_t min(int32_t a, int64_t b) { return a < b ? a : b; }
