@@ -69,7 +69,9 @@ def evidence_table(found: dict) -> str:
                 cells.append("-")
                 continue
             failed = f", **{row['failed']} failed**" if row["failed"] else ""
-            cells.append(f"{row['passed']} cases{failed}; {', '.join(row['dtypes'])}; calc_diff ≤ {row['worst_calc_diff']:.0e}")
+            cells.append(
+                f"{row['passed']} cases{failed}; {', '.join(row['dtypes'])}; calc_diff ≤ {row['worst_calc_diff']:.0e}"
+            )
         lines.append(f"| `{operation.name}` | {operation.summary} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

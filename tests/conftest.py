@@ -15,7 +15,9 @@ settings.load_profile("ci")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run tests marked slow as well")
     parser.addoption(
-        "--require-backends", default="", help="comma-separated backends that must be available; a missing one is an error"
+        "--require-backends",
+        default="",
+        help="comma-separated backends that must be available; a missing one is an error",
     )
 
 

@@ -164,7 +164,10 @@ class TestNumerics:
         assert all(torch.equal(result, results[0]) for result in results)
 
     def test_fp4_in_both_majors(self, backend):
-        for b, sfb in ((fp4_ones(64, 64), ones_f32(64, 2)), (uk.transpose_packed_fp4(fp4_ones(64, 64)).mT, ones_f32(64, 2))):
+        for b, sfb in (
+            (fp4_ones(64, 64), ones_f32(64, 2)),
+            (uk.transpose_packed_fp4(fp4_ones(64, 64)).mT, ones_f32(64, 2)),
+        ):
             d = out(64, 64)
             uk.fp8_fp4_gemm_nt((fp8(64, 64), ones_f32(64, 2)), (b, sfb), d, recipe=(1, 1, 32))
             assert (d == 64).all()
@@ -221,7 +224,10 @@ _SHARED = torch.zeros(4, 128)
 
 BROKEN = {
     "k-mismatch": ({"b": (fp8(128, 64), ones_f32(1, 1))}, r"a has k=128 .* but b has k=64"),
-    "a-dtype": ({"a": (torch.ones(4, 128), ones_f32(4, 1))}, r"a has dtype torch.float32, expected float8_e4m3fn, or packed FP4"),
+    "a-dtype": (
+        {"a": (torch.ones(4, 128), ones_f32(4, 1))},
+        r"a has dtype torch.float32, expected float8_e4m3fn, or packed FP4",
+    ),
     "e5m2": ({"a": (torch.ones(4, 128).to(torch.float8_e5m2), ones_f32(4, 1))}, r"a has dtype torch.float8_e5m2"),
     "a-ndim": ({"a": (fp8(4, 128)[None], ones_f32(4, 1))}, r"a has 3 dimensions \(shape \(1, 4, 128\)\), expected 2"),
     "a-strides": ({"a": (fp8(8, 256)[::2, ::2], ones_f32(4, 1))}, r"a has strides \(512, 2\), expected a unit stride"),

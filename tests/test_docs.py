@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import unikernels
-
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 

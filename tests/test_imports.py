@@ -51,9 +51,18 @@ def _violations(folder, forbidden):
         ("unikernels/operations", ("unikernels.api", "unikernels._registry", "unikernels.backend")),
         (
             "scale_layouts",
-            ("unikernels.api", "unikernels.operations", "unikernels.backend", "unikernels.backends", "unikernels._registry"),
+            (
+                "unikernels.api",
+                "unikernels.operations",
+                "unikernels.backend",
+                "unikernels.backends",
+                "unikernels._registry",
+            ),
         ),
-        ("backends/cpu", ("unikernels.backends.cuda", "unikernels.backends.ascend", "unikernels.api", "triton", "tilelang")),
+        (
+            "backends/cpu",
+            ("unikernels.backends.cuda", "unikernels.backends.ascend", "unikernels.api", "triton", "tilelang"),
+        ),
         ("backends/ascend", ("unikernels.backends.cuda", "unikernels.backends.cpu", "unikernels.api", "triton")),
         (
             "backends/ascend/simulator",
@@ -67,12 +76,18 @@ def test_import_rules(folder, forbidden):
 
 def test_nobody_imports_by_folder_path():
     folders = ("backends", "scale_layouts")
-    assert [bad for folder in ("unikernels", *folders, "tests", "examples", "benchmarks") for bad in _violations(folder, folders)] == []
+    assert [
+        bad
+        for folder in ("unikernels", *folders, "tests", "examples", "benchmarks")
+        for bad in _violations(folder, folders)
+    ] == []
 
 
 def _python(code, **variables):
     environment = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT / "tests", timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT / "tests", timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

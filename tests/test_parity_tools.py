@@ -171,7 +171,9 @@ class TestCommandLine:
     def test_a_failing_comparison_gives_exit_code_1(self, monkeypatch):
         honest = runner.outputs_of
         monkeypatch.setattr(
-            runner, "outputs_of", lambda case, name, *a: {k: v * (1 + (name == "cpu")) for k, v in honest(case, name).items()}
+            runner,
+            "outputs_of",
+            lambda case, name, *a: {k: v * (1 + (name == "cpu")) for k, v in honest(case, name).items()},
         )
         assert cli.main(["parity", "--op", "gemm", "-k", "nt-int16", "--backend", "cpu"]) == 1
 

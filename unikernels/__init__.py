@@ -128,8 +128,8 @@ from .utils import (
     per_token_cast_to_fp4,
     per_token_cast_to_fp8,
     transpose_packed_fp4,
-    unpack_ue8m0_from_int,
     uneven_all_gather,
+    unpack_ue8m0_from_int,
 )
 
 __version__ = "0.1.0"

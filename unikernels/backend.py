@@ -17,6 +17,9 @@ from .scale_layouts import ScaleFormat
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .mega_moe.layout import Region
+    from .mega_moe.sizes import MegaMoeSizes
+    from .mega_moe.weights import Layer, StoredWeights, TransformMegaMoeWeightsProblem
     from .operations.batched import BatchedGemmProblem
     from .operations.gathered import GatheredKGroupedGemmProblem, GatheredMGroupedGemmProblem
     from .operations.gemm import GemmProblem
@@ -24,9 +27,6 @@ if TYPE_CHECKING:
     from .operations.k_grouped import KGroupedGemmProblem
     from .operations.m_grouped import GroupedGemmProblem
     from .operations.mega_gate import MegaGateProblem
-    from .mega_moe.layout import Region
-    from .mega_moe.sizes import MegaMoeSizes
-    from .mega_moe.weights import Layer, StoredWeights, TransformMegaMoeWeightsProblem
     from .operations.mega_mhc import MegaMhcProblem
     from .operations.mega_moe import MegaMoeProblem
     from .operations.mqa_logits import MqaLogitsProblem, PagedMqaLogitsProblem
@@ -134,7 +134,9 @@ class Backend:
         """Indexer logits of every token against the paged keys of its sequence."""
         raise self._missing("paged_mqa_logits")
 
-    def transform_mega_moe_weights(self, problem: TransformMegaMoeWeightsProblem) -> tuple[StoredWeights, StoredWeights]:
+    def transform_mega_moe_weights(
+        self, problem: TransformMegaMoeWeightsProblem
+    ) -> tuple[StoredWeights, StoredWeights]:
         """Return expert weights in the form `mega_moe` reads: the one `mega_moe_weight_shape` describes."""
         raise self._missing("transform_mega_moe_weights")
 
@@ -156,7 +158,9 @@ class Backend:
 
         return ordinary_memory(num_bytes, group, self.device)
 
-    def mega_moe_weight_shape(self, layer: Layer, leading: tuple[int, ...], num_rows: int, width: int) -> tuple[int, ...]:
+    def mega_moe_weight_shape(
+        self, layer: Layer, leading: tuple[int, ...], num_rows: int, width: int
+    ) -> tuple[int, ...]:
         """Return the shape of a transformed tensor for a raw [*leading, num_rows, width] one; never that shape itself."""
         from .mega_moe.weights import transformed_shape
 
@@ -172,7 +176,9 @@ class Backend:
 
     # Schedules of the MQA logits kernels: opaque, and zeros for a backend that shares its work by itself.
 
-    def mqa_logits_metadata(self, starts: Tensor, ends: Tensor, num_keys: int, num_heads: int, num_cores: int) -> Tensor:
+    def mqa_logits_metadata(
+        self, starts: Tensor, ends: Tensor, num_keys: int, num_heads: int, num_cores: int
+    ) -> Tensor:
         """Return an int32 [n] schedule for windows starts..ends."""
         num_query_blocks = -(-starts.shape[0] // (128 // num_heads))
         words = -(-3 * num_cores // 2) * 2 + 2 * num_query_blocks

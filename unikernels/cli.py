@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parity.add_argument("--json", type=Path, help="write all comparisons as JSON")
     parity.add_argument("--picture", type=Path, help="write the plots as a PNG")
     parity.set_defaults(run=_parity, action=None, backend=[])
-    parity.add_argument("--backend", action="append", help="backend to compare; may be repeated (default: all available)")
+    parity.add_argument(
+        "--backend", action="append", help="backend to compare; may be repeated (default: all available)"
+    )
     actions = parity.add_subparsers(dest="action")
     record = actions.add_parser("record", help="run cases and keep inputs and outputs in FILE")
     record.add_argument("file", type=Path)
@@ -147,7 +149,9 @@ def _show(
     console.print(report.table(results))
     bad = [result for result in results if result.status in ("failed", "error")]
     for result in bad:
-        console.print(f"[bold red]{result.status}[/] {result.operation} {result.case.id} on {result.backend}: {result.message}")
+        console.print(
+            f"[bold red]{result.status}[/] {result.operation} {result.case.id} on {result.backend}: {result.message}"
+        )
     if as_json:
         as_json.write_text(report.as_json(results), encoding="utf-8")
     if picture:

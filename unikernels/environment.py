@@ -34,9 +34,15 @@ VARIABLES = (
         "",
         "Where compiled kernels are kept; empty: DG_JIT_CACHE_DIR, else XDG_CACHE_HOME or ~/.cache/unikernels.",
     ),
-    Variable("DG_JIT_CACHE_DIR", "", "DeepGEMM's name for the kernel cache; honoured when UNIKERNELS_CACHE_DIR is empty."),
+    Variable(
+        "DG_JIT_CACHE_DIR", "", "DeepGEMM's name for the kernel cache; honoured when UNIKERNELS_CACHE_DIR is empty."
+    ),
     Variable("DG_COMM_KERNEL_DEBUG", "0", "1: zero the whole Mega MoE buffer after each call.", ("0", "1")),
-    Variable("DG_USE_NVIDIA_TOOLS", "", "Set: `testing.bench_kineto` does not profile (an outer profiler does) and returns 1."),
+    Variable(
+        "DG_USE_NVIDIA_TOOLS",
+        "",
+        "Set: `testing.bench_kineto` does not profile (an outer profiler does) and returns 1.",
+    ),
     Variable("UNIKERNELS_CPU_COMPUTE", "auto", "dtype of decoded panels on the CPU.", ("auto", "bf16", "fp32")),
 )
 

@@ -18,7 +18,9 @@ class Epilogue:
 
     def __init__(self) -> None:
         if type(self) is Epilogue:
-            raise ArgumentTypeError("Epilogue is a base class. Use Identity, Alpha, FP8CastWithClamp or another subclass.")
+            raise ArgumentTypeError(
+                "Epilogue is a base class. Use Identity, Alpha, FP8CastWithClamp or another subclass."
+            )
 
 
 class Identity(Epilogue):
@@ -50,7 +52,9 @@ class FP8CastWithClamp(Epilogue):
 
     def __init__(self, sfd: Tensor, clamp_value: float | None = None, clamped_count: Tensor | None = None) -> None:
         if clamp_value is not None and not clamp_value > 0:
-            raise InvalidArgumentError(f"FP8CastWithClamp: clamp_value is {clamp_value}, expected None or a number > 0.")
+            raise InvalidArgumentError(
+                f"FP8CastWithClamp: clamp_value is {clamp_value}, expected None or a number > 0."
+            )
         self.sfd = sfd
         self.clamp_value = clamp_value
         self.clamped_count = clamped_count

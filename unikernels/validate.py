@@ -115,7 +115,9 @@ def matrix(function: str, name: str, data: Tensor, *, ndim: int, kinds: Sequence
         raise InvalidArgumentError(f"{function}: {name} has dtype {data.dtype}, expected {expected}.")
     shape = data.shape
     if len(shape) != ndim:
-        raise InvalidArgumentError(f"{function}: {name} has {len(shape)} dimensions (shape {tuple(shape)}), expected {ndim}.")
+        raise InvalidArgumentError(
+            f"{function}: {name} has {len(shape)} dimensions (shape {tuple(shape)}), expected {ndim}."
+        )
     rows, columns = shape if ndim == 2 else shape[-2:]
     row_stride, column_stride = data.stride() if ndim == 2 else data.stride()[-2:]
     if column_stride == 1 or (columns <= 1 and row_stride != 1):
@@ -219,7 +221,9 @@ def addend(function: str, c: object, d: Tensor) -> Tensor | None:
             )
         return d
     if c.stride(-1) != 1 and c.shape[-1] > 1:
-        raise InvalidArgumentError(f"{function}: c has strides {c.stride()}, expected a unit stride in the last dimension.")
+        raise InvalidArgumentError(
+            f"{function}: c has strides {c.stride()}, expected a unit stride in the last dimension."
+        )
     refuse_overlap(function, "d", d, c=c)
     return c
 
@@ -247,9 +251,7 @@ def _extent_bytes(tensor: Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def recipes(
-    function: str, recipe: object, recipe_a: object, recipe_b: object
-) -> tuple[int, int, int, int] | None:
+def recipes(function: str, recipe: object, recipe_a: object, recipe_b: object) -> tuple[int, int, int, int] | None:
     """Return (gran_m, gran_k of a, gran_n, gran_k of b) as given; None where `default_recipe` decides."""
     if recipe is not None:
         if recipe_a is not None or recipe_b is not None:
@@ -317,7 +319,9 @@ def epilogue_and_alpha(
         return 1.0, None
     if epilogue_class is not None:
         if epilogue is not None:
-            raise InvalidArgumentError(f"{function}: give epilogue or epilogue_class (two names of one argument), not both.")
+            raise InvalidArgumentError(
+                f"{function}: give epilogue or epilogue_class (two names of one argument), not both."
+            )
         epilogue = epilogue_class
     if epilogue is not None and not isinstance(epilogue, Epilogue):
         raise ArgumentTypeError(
@@ -328,7 +332,9 @@ def epilogue_and_alpha(
             return epilogue.alpha, None
         return 1.0, None if isinstance(epilogue, Identity) else epilogue
     if epilogue is not None:
-        raise InvalidArgumentError(f"{function}: give alpha or epilogue, not both. Alpha(...) is the epilogue for alpha.")
+        raise InvalidArgumentError(
+            f"{function}: give alpha or epilogue, not both. Alpha(...) is the epilogue for alpha."
+        )
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise ArgumentTypeError(f"{function}: alpha is {alpha!r}, expected a Python number.")
     return float(alpha), None
@@ -345,7 +351,9 @@ def output_dtypes(epilogue: Epilogue | None) -> tuple[torch.dtype, ...]:
     return _OUTPUT_DTYPES
 
 
-def epilogue_outputs(function: str, epilogue: Epilogue | None, c: Any, m: int, num_columns: int, device: torch.device) -> None:
+def epilogue_outputs(
+    function: str, epilogue: Epilogue | None, c: Any, m: int, num_columns: int, device: torch.device
+) -> None:
     """Check what an epilogue writes besides d: scales [m, num_columns/32 bytes] and the clamp counter."""
     if epilogue is None:
         return
@@ -360,7 +368,9 @@ def epilogue_outputs(function: str, epilogue: Epilogue | None, c: Any, m: int, n
         raise InvalidArgumentError(
             f"{function}: an FP8 output with {sfd.dtype} scales needs a multiple of {per_word} columns, got {num_columns}."
         )
-    require_shape(function, "epilogue.sfd", sfd, (m, num_columns // per_word), "one word per row and packed scale group")
+    require_shape(
+        function, "epilogue.sfd", sfd, (m, num_columns // per_word), "one word per row and packed scale group"
+    )
     require_same_device(function, sfd, d=None if sfd.device == device else torch.empty(0, device=device))
     if m > 1 and sfd.stride(0) != 1:
         raise InvalidArgumentError(
@@ -373,6 +383,4 @@ def epilogue_outputs(function: str, epilogue: Epilogue | None, c: Any, m: int, n
     if count is not None:
         require_dtype(function, "epilogue.clamped_count", count, torch.uint32)
         if count.numel() != 1:
-            raise InvalidArgumentError(
-                f"{function}: epilogue.clamped_count has {count.numel()} elements, expected 1."
-            )
+            raise InvalidArgumentError(f"{function}: epilogue.clamped_count has {count.numel()} elements, expected 1.")

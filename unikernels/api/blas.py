@@ -55,7 +55,10 @@ def cublaslt_nvfp4_gemm_nt(a: Pair, b: Pair, d: Tensor, c: Tensor | None = None)
     def decoded(a: Operand, b: Operand) -> tuple[Operand, Operand]:
         return _nvfp4_values(a, scales["sfa"]), _nvfp4_values(b, scales["sfb"])
 
-    run_dense(function, *operands, d, c, scales=decoded, uses_vendor_library=True, **scales)
+    left, right = operands
+    run_dense(
+        function, left, right, d, c, scales=decoded, uses_vendor_library=True, sfa=scales["sfa"], sfb=scales["sfb"]
+    )
 
 
 def _check_nvfp4_scales(function: str, name: str, sf: Tensor, mn: int, k: int) -> None:

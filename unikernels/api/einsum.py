@@ -15,7 +15,7 @@ from .._registry import bound
 from ..epilogue import Epilogue, FP8CastWithClamp
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..operations.batched import BatchedGemmProblem
-from ..operations.operands import Operand
+from ..operations.operands import Kind, Operand
 from ..validate_plain import boolean
 from .gemm import Pair, write_empty_product
 
@@ -66,7 +66,7 @@ def _operand(function: str, name: str, value: object, dtype: torch.dtype, order:
             f"{name}.contiguous()."
         )
     data = data.permute(order)
-    kind = "bf16" if dtype is torch.bfloat16 else "fp8"
+    kind: Kind = "bf16" if dtype is torch.bfloat16 else "fp8"
     return Operand(data, kind, data.shape[1], data.shape[2], order[2] == 2)
 
 

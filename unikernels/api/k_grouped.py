@@ -295,7 +295,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
             )
     gran_k = _gran_k(function, recipe, (32, 128), sfa)
     _run(
-        function, *operands, d, c, ks_cpu, grouped_layout, use_psum_layout, compiled_dims, epilogue, epilogue_class,
+        function, operands[0], operands[1], d, c, ks_cpu, grouped_layout, use_psum_layout, compiled_dims, epilogue, epilogue_class,
         gran_k, sfa=sfa.transpose(0, 1), sfb=sfb.transpose(0, 1),
     )  # fmt: skip
 

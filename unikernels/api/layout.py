@@ -122,4 +122,3 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     return scale_layouts.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
         sf, grouped_layout, ks_cpu, gran_k, k_alignment, use_psum_layout
     )
-

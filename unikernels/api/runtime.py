@@ -76,7 +76,9 @@ def set_block_size_multiple_of(new_value: int | tuple[int, int]) -> None:
     function = "set_block_size_multiple_of"
     sizes = tuple(new_value) if isinstance(new_value, (tuple, list)) else (new_value, new_value)
     if len(sizes) != 2 or any(_integer(function, "new_value", size) <= 0 for size in sizes):
-        raise InvalidArgumentError(f"{function}: new_value is {new_value!r}, expected a positive int or two of them (m, n).")
+        raise InvalidArgumentError(
+            f"{function}: new_value is {new_value!r}, expected a positive int or two of them (m, n)."
+        )
     CURRENT.block_size_multiple_of = sizes
 
 
@@ -139,7 +141,9 @@ def set_npu_arch(arch: int) -> None:
     """
     value = _integer("set_npu_arch", "arch", arch)
     if value != 3510:
-        raise InvalidArgumentError(f"set_npu_arch: arch is {value}, expected 3510 (Ascend 950), the only one supported.")
+        raise InvalidArgumentError(
+            f"set_npu_arch: arch is {value}, expected 3510 (Ascend 950), the only one supported."
+        )
     CURRENT.npu_arch = value
 
 

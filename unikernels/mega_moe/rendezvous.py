@@ -6,9 +6,11 @@ waiting for data that never comes. Knows nothing of Mega MoE itself.
 
 from __future__ import annotations
 
+import datetime
 import struct
+import weakref
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,18 +43,58 @@ def rank_and_size(function: str, group: Any) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
+_channels: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def channel_of(function: str, group: Any) -> Any:
+    """Return a gloo group with the ranks of `group`, made once per group; collective over it. None for one rank.
+
+    Host messages and CPU tensors travel there, so that a refused call never shifts the caller's own collectives on
+    `group`, and `group` itself may be one that carries device tensors only.
+    """
+    if group is None or dist.get_world_size(group) == 1:
+        return None
+    if group not in _channels:
+        ranks = dist.get_process_group_ranks(group)
+        try:
+            # new_group sorts its ranks: a group in another order has to serve as its own channel.
+            _channels[group] = (
+                group
+                if ranks != sorted(ranks)
+                else dist.new_group(ranks, timeout=_timeout_of(group), backend="gloo", use_local_synchronization=True)
+            )
+        except RuntimeError as error:
+            raise _unreachable(function, group, error) from error
+    return _channels[group]
+
+
+def _timeout_of(group: Any) -> datetime.timedelta | None:
+    """Return how long collectives of `group` wait; None (torch's default) where torch does not tell."""
+    try:
+        timeout: datetime.timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
+    return timeout
+
+
+def _unreachable(call: str, group: Any, error: RuntimeError) -> UnikernelsError:
+    return UnikernelsError(
+        f"{call}: rank {dist.get_rank(group)} could not meet the other {dist.get_world_size(group) - 1} ranks of its group: "
+        f"{error}. All ranks must make the same calls in the same order, within the timeout of the group."
+    )
+
+
 def float_bits(value: float) -> int:
     """Return a float as an integer field."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 class Rendezvous:
-    """The meeting point of one group. Every call counts on every rank, also a refused one."""
+    """The meeting point of the ranks of a channel (None: one rank). Every call counts on every rank, also a refused one."""
 
-    def __init__(self, group: Any, rank: int, num_ranks: int) -> None:
-        self._group = group
-        self._rank = rank
-        self._num_ranks = num_ranks
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._num_ranks = 1 if channel is None else dist.get_world_size(channel)
         self._posted: list[tuple[Any, list[Tensor]]] = []
 
     def refuse(self, call: str, reason: str) -> None:
@@ -61,7 +103,7 @@ class Rendezvous:
             return
         self._posted = [one for one in self._posted if not one[0].is_completed()]
         message, gathered = self._message(call, {}, 0, reason), self._empty_messages()
-        work = dist.all_gather(gathered, message, group=self._group, async_op=True)
+        work = dist.all_gather(gathered, message, group=self._channel, async_op=True)
         self._posted.append((work, gathered))
 
     def agree(self, call: str, fields: Mapping[str, int], own: int) -> list[int]:
@@ -74,9 +116,9 @@ class Rendezvous:
             return [own]
         gathered = self._empty_messages()
         try:
-            dist.all_gather(gathered, self._message(call, fields, own, ""), group=self._group)
+            dist.all_gather(gathered, self._message(call, fields, own, ""), group=self._channel)
         except RuntimeError as error:
-            self._unreachable(call, error)
+            raise _unreachable(call, self._channel, error) from error
         heads = [message[: _MESSAGE_BYTES - _TEXT_BYTES].view(torch.int64).tolist() for message in gathered]
         texts = [bytes(message[-_TEXT_BYTES:].tolist()).rstrip(b"\0").decode(errors="replace") for message in gathered]
         refusals = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
@@ -114,10 +156,3 @@ class Rendezvous:
 
     def _empty_messages(self) -> list[Tensor]:
         return [torch.empty(_MESSAGE_BYTES, dtype=torch.uint8) for _ in range(self._num_ranks)]
-
-    def _unreachable(self, call: str, error: RuntimeError) -> NoReturn:
-        raise UnikernelsError(
-            f"{call}: rank {self._rank} could not meet the other {self._num_ranks - 1} ranks of its group "
-            f"({dist.get_backend(self._group)}): {error}. All ranks must make the same calls in the same order within the "
-            f"group's timeout, and the group must carry CPU tensors, for example gloo."
-        ) from error

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import _registry
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnikernelsError
 from . import layout
-from .rendezvous import Rendezvous, float_bits, rank_and_size
+from .rendezvous import Rendezvous, channel_of, float_bits, rank_and_size
 from .sizes import MMA_TYPES, MegaMoeSizes, checked_sizes
 
 _FUNCTION = "SymmBuffer"
@@ -43,7 +43,7 @@ class SymmBuffer:
     torch.distributed runs or not. Memory starts zeroed.
 
     Args:
-        group: torch.distributed process group, or None. On the CPU backend it must carry CPU tensors (gloo).
+        group: torch.distributed process group, or None.
         num_experts: E, a multiple of the number of ranks R; expert e lives on rank e // (E / R).
         num_max_tokens_per_rank: most tokens of one rank in a call; rounded up to the backend's alignment (CPU: 8) as Tm.
         num_topk: K, slots per token.
@@ -56,6 +56,7 @@ class SymmBuffer:
 
     Attributes:
         every constructor argument; `num_max_tokens_per_rank` is Tm.
+        rank, num_ranks: of this process in `group`; channel: gloo group of the same ranks for CPU tensors, None for one.
         buffer: int8 [num_bytes]; handle: has `buffer_ptrs`, one address per rank.
         num_bytes: the formula is in `unikernels.mega_moe.layout.regions`; linear in Tm.
         x: [Tm, H] float8_e4m3fn or bfloat16, filled by the caller, as are x_sf, topk_idx and topk_weights.
@@ -108,7 +109,8 @@ class SymmBuffer:
         base: SymmBuffer | None = None,
     ) -> None:
         self.rank, self.num_ranks = rank_and_size(_FUNCTION, group)
-        self._rendezvous = Rendezvous(group, self.rank, self.num_ranks)
+        self.channel: Any = channel_of(_FUNCTION, group)
+        self._rendezvous = Rendezvous(self.channel)
         self._num_calls = 0
         self.group: Any = group
         self.activation, self.mma_type, self.base = activation, mma_type, base
@@ -215,17 +217,18 @@ class SymmBuffer:
         Memory that another buffer uses as its `base` lives on in that one.
         """
         self._slots = None
-        for name in ("buffer", "handle", "group", "base", *layout.VIEWS):
+        for name in ("buffer", "handle", "group", "channel", "base", *layout.VIEWS):
             setattr(self, name, None)
-        self._rendezvous = Rendezvous(None, 0, 1)
+        self._rendezvous = Rendezvous(None)
 
 
 def ordinary_memory(num_bytes: int, group: Any, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
     """Return zeroed memory of this process and the addresses all ranks have theirs at, once all have it."""
     memory = torch.zeros(num_bytes, dtype=torch.int8, device=device)
     address = torch.tensor([memory.data_ptr()])
-    if group is None or dist.get_world_size(group) == 1:
+    channel = channel_of(_FUNCTION, group)
+    if channel is None:
         return memory, (memory.data_ptr(),)
-    gathered = [torch.empty_like(address) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, address, group=group)
+    gathered = [torch.empty_like(address) for _ in range(dist.get_world_size(channel))]
+    dist.all_gather(gathered, address, group=channel)
     return memory, tuple(int(one.item()) for one in gathered)

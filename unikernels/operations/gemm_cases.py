@@ -9,7 +9,6 @@ from types import ModuleType
 
 import torch
 
-
 from .base import Case, Cost, Tensors
 from .case_inputs import OPERAND_TOLERANCE, ScaleForm, operand_bytes, quantised, randn
 
@@ -43,7 +42,13 @@ class _Dense:
             generator, self.a_kind, self.m, self.k, self.scales, gran_mn=1, k_major=self.layout[0] == "n"
         )
         tensors["b"], tensors["sfb"] = quantised(
-            generator, self.b_kind, self.n, self.k, self.scales, gran_mn=self.scales.gran_n, k_major=self.layout[1] == "t"
+            generator,
+            self.b_kind,
+            self.n,
+            self.k,
+            self.scales,
+            gran_mn=self.scales.gran_n,
+            k_major=self.layout[1] == "t",
         )
         if self.layout[0] == "t":
             tensors["a"], tensors["sfa"] = tensors["a"].mT, tensors["sfa"].mT
@@ -151,5 +156,3 @@ def _bench() -> Iterator[Case]:
 def gemm_cases() -> tuple[Case, ...]:
     """Return all cases of the dense GEMM."""
     return (*_smoke(), *_edge(), *_full(), *_bench())
-
-

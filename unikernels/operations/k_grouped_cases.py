@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -104,12 +104,13 @@ class _KGrouped:
         ks: list[int] | None = list(self.sizes)
         if self.is_psum and self.ks != "compact":
             ks = None if self.ks == "none" else [end - start for start, _, end in self._ranges()]
-        arguments = {"c": t.get("c"), "use_psum_layout": self.is_psum}
-        a, b = t["a"], t["b"]
+        arguments: dict[str, Any] = {"c": t.get("c"), "use_psum_layout": self.is_psum}
+        a: Tensor | tuple[Tensor, Tensor] = t["a"]
+        b: Tensor | tuple[Tensor, Tensor] = t["b"]
         if self.scales is None:
             function = uk.k_grouped_bf16_gemm_tn_contiguous
         else:
-            a, b = (a, t["sfa"]), (b, t["sfb"])
+            a, b = (t["a"], t["sfa"]), (t["b"], t["sfb"])
             arguments["recipe"] = (1, 1, self.scales.gran_k)
             dtype = "fp4" if self.form == "nt" and self.a_kind == "fp4" else "fp8"
             function = getattr(uk, f"k_grouped_{dtype}_gemm_{'tn' if self.form == 'tn' else 'nt'}_contiguous")

@@ -18,6 +18,10 @@ from .case_inputs import OPERAND_TOLERANCE, ScaleForm, operand_bytes, quantised,
 ALIGNMENT = 256  # a multiple of every backend's default, so that one case suits all of them
 
 
+_Kind = Literal["index", "psum", "masked"]
+_KINDS: tuple[_Kind, ...] = ("index", "psum", "masked")
+
+
 @contextmanager
 def aligned_groups(uk: ModuleType, alignment: int) -> Iterator[None]:
     """Set the alignment of group starts and put back what was there, where the backend has another one."""
@@ -36,7 +40,7 @@ def aligned_groups(uk: ModuleType, alignment: int) -> Iterator[None]:
 class _Grouped:
     """Parameters of one case; `sizes` are the rows of each group."""
 
-    kind: Literal["index", "psum", "masked"]
+    kind: _Kind
     a_kind: str
     b_kind: str
     sizes: tuple[int, ...]
@@ -120,10 +124,12 @@ class _Grouped:
             tensors["sfa"][gaps] = torch.nan
 
     def run(self, uk: ModuleType, t: Tensors) -> Tensors:
-        a, b, recipe = t["a"], t["b"], {}
+        a: Tensor | tuple[Tensor, Tensor] = t["a"]
+        b: Tensor | tuple[Tensor, Tensor] = t["b"]
+        recipe: dict[str, tuple[int, int, int]] = {}
         dtype = "bf16"
         if self.scales is not None:
-            a, b, dtype = (a, t["sfa"]), (b, t["sfb"]), "fp8_fp4"
+            a, b, dtype = (t["a"], t["sfa"]), (t["b"], t["sfb"]), "fp8_fp4"
             recipe = {"recipe": (1, self.scales.gran_n, self.scales.gran_k)}
         if self.kind == "masked":
             function = getattr(uk, f"m_grouped_{dtype}_gemm_nt_masked")
@@ -168,14 +174,14 @@ _SIZES = (3, 0, 70, 33)
 
 def _smoke() -> Iterator[Case]:
     both = ("smoke", "full")
-    for kind in ("index", "psum", "masked"):
+    for kind in _KINDS:
         yield _Grouped(kind, "bf16", "bf16", _SIZES, 65, 200).case(*both)
         yield _Grouped(kind, "fp8", "fp8", _SIZES, 130, 256, ScaleForm.FP32_BLOCK).case(*both)
         yield _Grouped(kind, "fp8", "fp4", _SIZES, 66, 192, ScaleForm.INT16_MX).case(*both)
         yield _Grouped(kind, "fp4", "fp4", _SIZES, 66, 256, ScaleForm.INT32_MX).case(*both)
-    for kind in ("index", "masked"):
+    for kind in (_KINDS[0], _KINDS[2]):
         yield _Grouped(kind, "fp8", "fp8", (5, 2), 32, 128, ScaleForm.FP32_MX, has_garbage=True).case(*both)
-    for kind in ("index", "psum"):
+    for kind in _KINDS[:2]:
         yield _Grouped(kind, "bf16", "bf16", (5, 70), 33, 64, b_layout="nn").case(*both)
         yield _Grouped(kind, "fp8", "fp4", (5, 70), 34, 128, ScaleForm.INT32_MX, b_layout="nn").case(*both)
     yield _Grouped("psum", "fp8", "fp8", (5, 70), 32, 128, ScaleForm.INT16_MX, pads=False, has_garbage=True).case(*both)
@@ -183,21 +189,21 @@ def _smoke() -> Iterator[Case]:
 
 
 def _edge() -> Iterator[Case]:
-    for kind in ("index", "psum", "masked"):
+    for kind in _KINDS:
         yield _Grouped(kind, "bf16", "bf16", (0, 0), 32, 64).case("edge", "full")
         yield _Grouped(kind, "fp8", "fp8", (1,), 1, 32, ScaleForm.INT16_MX).case("edge", "full")
         yield _Grouped(kind, "fp8", "fp8", (256, 1, 255), 6, 96, ScaleForm.INT16_MX).case("edge", "full")
 
 
 def _full() -> Iterator[Case]:
-    for kind in ("index", "psum", "masked"):
+    for kind in _KINDS:
         for a_kind, b_kind in (("fp8", "fp8"), ("fp8", "fp4"), ("fp4", "fp8"), ("fp4", "fp4")):
             yield _Grouped(kind, a_kind, b_kind, (130, 0, 513, 64), 258, 416, ScaleForm.INT32_MX).case("full")
         yield _Grouped(kind, "bf16", "bf16", (130, 0, 513, 64), 258, 416).case("full")
 
 
 def _bench() -> Iterator[Case]:
-    for kind in ("psum", "masked"):
+    for kind in _KINDS[1:]:
         for sizes in ((20,) * 32, (256,) * 8):
             yield _Grouped(kind, "fp8", "fp8", sizes, 2048, 2048, ScaleForm.INT16_MX).case("bench")
             yield _Grouped(kind, "fp8", "fp4", sizes, 2048, 2048, ScaleForm.INT16_MX).case("bench")

@@ -103,7 +103,7 @@ def mega_moe_reference(problem: MegaMoeProblem) -> None:
         total = total + partial[slot]
     problem.y.copy_(total)
     if buffer.num_ranks > 1:
-        dist.all_reduce(num_received, group=buffer.group)
+        dist.all_reduce(num_received, group=buffer.channel)
     if problem.stats is not None:
         first = buffer.rank * buffer.sizes.num_local_experts
         problem.stats.add_(num_received[first : first + buffer.sizes.num_local_experts])
@@ -130,7 +130,7 @@ def _all_experts(problem: MegaMoeProblem) -> Iterator[tuple[int, Tensor, Tensor]
                 shape = (weights.num_rows, weights.num_columns)
                 values = torch.empty(shape, dtype=torch.float64, device=problem.y.device)
             if buffer.num_ranks > 1:
-                dist.broadcast(values, dist.get_global_rank(buffer.group, owner), group=buffer.group)
+                dist.broadcast(values, dist.get_global_rank(buffer.channel, owner), group=buffer.channel)
             matrices.append(values)
         yield expert, matrices[0], matrices[1]
 

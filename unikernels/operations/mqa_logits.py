@@ -104,8 +104,8 @@ class PagedKeys:
     def gather(self, page_ids: Tensor) -> Operand:
         """Return all keys of the given pages (int64 [n], clamped to existing pages), in that order."""
         ids = page_ids.clamp(0, self.num_pages - 1)
-        data, scales = self.planes(self.page_kv)
-        return self.operand(data[ids], scales[ids])
+        data, scales = (plane.index_select(0, ids) for plane in self.planes(self.page_kv))
+        return self.operand(data, scales)
 
 
 def key_operand(data: Tensor, kind: Kind, scales: Tensor, scale_format: ScaleFormat) -> Operand:

@@ -88,11 +88,15 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         expected = header.pop("digest")
         entries = [(entry["operation"], entry["case"], entry["strides"]) for entry in header["entries"]]
     except Exception as error:  # whatever a damaged file provokes in the parsers means the same to the caller
-        raise ParityError(f"{path}: not a readable parity bundle ({type(error).__name__}: {error}). Record it anew.") from error
+        raise ParityError(
+            f"{path}: not a readable parity bundle ({type(error).__name__}: {error}). Record it anew."
+        ) from error
     if version != FORMAT_VERSION:
         raise ParityError(f"{path}: bundle format {version}, this version reads {FORMAT_VERSION}. Record it anew.")
     if _digest(header, tensors) != expected:
-        raise ParityError(f"{path}: contents do not match the checksum; the file was damaged or edited. Record it anew.")
+        raise ParityError(
+            f"{path}: contents do not match the checksum; the file was damaged or edited. Record it anew."
+        )
     header["entries"] = entries
     return header, tensors
 
@@ -114,7 +118,9 @@ def check(
     results = []
     for name, case_id, strides in header["entries"]:
         operation, case = known[name, case_id]
-        inputs = {key: _restride(path, tensors[f"{name}/{case_id}/in/{key}"], stride) for key, stride in strides.items()}
+        inputs = {
+            key: _restride(path, tensors[f"{name}/{case_id}/in/{key}"], stride) for key, stride in strides.items()
+        }
         prefix = f"{name}/{case_id}/out/"
         expected = {key.removeprefix(prefix): one for key, one in tensors.items() if key.startswith(prefix)}
         results.append(runner.judge(operation, case, backend, functools.partial(dict, expected), factor, inputs))

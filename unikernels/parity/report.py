@@ -92,13 +92,17 @@ def figure(results: Sequence[Result]) -> Figure:
     for backend in dict.fromkeys(result.backend for result in compared):
         points = [result for result in compared if result.backend == backend and result.worst]
         rows = [operations.index(result.operation) for result in points]
-        left.scatter([max(result.worst.calc_diff, 1e-17) for result in points if result.worst], rows, s=14, label=backend)
+        left.scatter(
+            [max(result.worst.calc_diff, 1e-17) for result in points if result.worst], rows, s=14, label=backend
+        )
     tolerances = {result.operation: result.worst.tolerance for result in compared if result.worst}
     for operation, tolerance in tolerances.items():
         if tolerance:
             row = operations.index(operation)
             left.plot([tolerance, tolerance], [row - 0.4, row + 0.4], color="black", linewidth=1)
-    left.set(xscale="log", xlabel="calc_diff per case (1e-17 = equal); bar = tolerance", title="Distance from the reference")
+    left.set(
+        xscale="log", xlabel="calc_diff per case (1e-17 = equal); bar = tolerance", title="Distance from the reference"
+    )
     left.set_yticks(range(len(operations)), operations)
     left.invert_yaxis()
     left.legend(loc="lower left", fontsize="small")
@@ -155,7 +159,9 @@ def write_html(path: Path, results: Sequence[Result], yardstick: str = "referenc
     try:
         import jinja2
     except ImportError as error:
-        raise UnikernelsError("an HTML report needs jinja2. Install it with: pip install 'unikernels[report]'.") from error
+        raise UnikernelsError(
+            "an HTML report needs jinja2. Install it with: pip install 'unikernels[report]'."
+        ) from error
     picture = io.BytesIO()
     figure(results).savefig(picture, format="png", dpi=110)
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
