@@ -162,6 +162,14 @@ def check_refusals(group):
         error
     )
 
+    # A mistake that only one rank makes: it raises at once, and the caller's own collectives stay in step.
+    if rank == 1:
+        assert "recipe" in str(raised(lambda: call(recipe=(1, 1, 64))))
+    dist.barrier(group)
+    if rank != 1:
+        assert "rank 1: fp8_fp4_mega_moe: recipe is (1, 1, 64)" in str(raised(call))
+    assert torch.equal(call(), first)
+
     sizes = (8, TOPK, HIDDEN if rank else 2 * HIDDEN, WIDTH)
     error = raised(lambda: uk.SymmBuffer(group, EXPERTS, *sizes))
     assert "SymmBuffer: hidden differs between ranks: rank 0 512, rank 1 256" in str(error), error

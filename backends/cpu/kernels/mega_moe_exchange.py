@@ -69,18 +69,18 @@ def dispatch(problem: MegaMoeProblem, num_tokens: list[int]) -> Pairs:
     row_owners, row_tokens = row_keys // max(own, 1), row_keys % max(own, 1)
     counts = torch.stack([_per_rank(row_owners, buffer.num_ranks), _per_rank(owners, buffer.num_ranks)])
     all_counts = [torch.empty_like(counts) for _ in num_tokens]
-    dist.all_gather(all_counts, counts, group=buffer.group)
+    dist.all_gather(all_counts, counts, group=buffer.channel)
     received = torch.stack([one[:, buffer.rank] for one in all_counts])
     (rows_out, pairs_out), (rows_in, pairs_in) = counts.tolist(), received.T.tolist()
 
     first_row = torch.cumsum(counts[0], 0) - counts[0]
     records = torch.stack([pair_rows - first_row[owners], experts % buffer.sizes.num_local_experts], 1)
     weight_bits = weights.view(torch.int32).to(torch.int64).unsqueeze(1)
-    records = _all_to_all(torch.cat([records, weight_bits], 1), pairs_out, pairs_in, buffer.group)
-    x = _exchange_rows(buffer.x, row_tokens, rows_out, rows_in, buffer.group)
+    records = _all_to_all(torch.cat([records, weight_bits], 1), pairs_out, pairs_in, buffer.channel)
+    x = _exchange_rows(buffer.x, row_tokens, rows_out, rows_in, buffer.channel)
     x_sf = buffer.x_sf
     if buffer.sizes.is_quantised:
-        x_sf = _exchange_rows(buffer.x_sf, row_tokens, rows_out, rows_in, buffer.group)
+        x_sf = _exchange_rows(buffer.x_sf, row_tokens, rows_out, rows_in, buffer.channel)
     block_starts = torch.cumsum(received[:, 0], 0) - received[:, 0]
     rows = records[:, 0] + block_starts.repeat_interleave(received[:, 1])
     results = torch.empty(len(records), buffer.hidden, dtype=torch.bfloat16)
@@ -95,7 +95,7 @@ def collect(problem: MegaMoeProblem, pairs: Pairs) -> None:
     if pairs.route is None:
         return
     buffer, route = problem.buffer, pairs.route
-    returned = _all_to_all(pairs.results.view(torch.uint8), route.num_received, route.num_sent, buffer.group)
+    returned = _all_to_all(pairs.results.view(torch.uint8), route.num_received, route.num_sent, buffer.channel)
     slot_rows = buffer.combine_slots.view(-1, buffer.hidden)
     slot_rows[route.places] = returned.view(torch.bfloat16)
 
