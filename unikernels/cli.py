@@ -113,6 +113,12 @@ def _progress(title: str, total: int) -> Iterator[Progress]:
         yield bar
 
 
+def _console() -> Console:
+    """Standard output; files and pipes get lines wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 120))
+
+
 def _backend_in_force(name: str | None) -> str:
     return name or _registry.current_backend().name
 
@@ -120,7 +126,7 @@ def _backend_in_force(name: str | None) -> str:
 def _doctor(options: argparse.Namespace) -> int:
     from .doctor import show
 
-    return 1 if show(Console()) else 0
+    return 1 if show(_console()) else 0
 
 
 def _parity(options: argparse.Namespace) -> int:
@@ -145,7 +151,7 @@ def _show(
 ) -> int:
     from .parity import report
 
-    console = Console()
+    console = _console()
     console.print(report.table(results))
     bad = [result for result in results if result.status in ("failed", "error")]
     for result in bad:
@@ -171,7 +177,7 @@ def _record(options: argparse.Namespace) -> int:
     backend = _backend_in_force(options.backend)
     with _progress("record", len(cases)) as bar:
         count = parity.record(options.file, cases, backend, lambda: bar.advance(bar.task_ids[0]))
-    Console().print(f"recorded {count} of {len(cases)} cases of backend '{backend}' in {options.file}")
+    _console().print(f"recorded {count} of {len(cases)} cases of backend '{backend}' in {options.file}")
     return 0
 
 
@@ -182,7 +188,7 @@ def _check(options: argparse.Namespace) -> int:
     header, _ = parity.load(options.file)
     with _progress("check", len(header["entries"])) as bar:
         header, results = parity.check(options.file, backend, lambda: bar.advance(bar.task_ids[0]))
-    Console().print(f"recorded by backend '{header['backend']}' with torch {header['torch']} on {header['machine']}")
+    _console().print(f"recorded by backend '{header['backend']}' with torch {header['torch']} on {header['machine']}")
     return _show(results)
 
 
@@ -210,7 +216,7 @@ def _bench(options: argparse.Namespace) -> int:
                 }  # fmt: skip
                 with options.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
-    Console().print(shown)
+    _console().print(shown)
     return 0
 
 
