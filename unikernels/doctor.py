@@ -50,15 +50,17 @@ def show(console: Console) -> int:
         state = "[green]available[/]" if reason is None else f"[yellow]unavailable[/]: {reason}"
         backends.add_row(name, state, "\n".join(f"{key}: {value}" for key, value in details.items()))
     console.print(backends)
-    operations = Table(title="Operations", caption="derived from the methods each backend overrides")
+    operations = Table(title="Operations", caption="derived from the cases of each operation and the methods each backend overrides")
     operations.add_column("operation", no_wrap=True)
+    operations.add_column("operand types")
     operations.add_column("computes")
     for name in found.backends:
         operations.add_column(name, justify="center")
     columns = [capabilities(name) for name in found.backends]
     for operation in ALL:
         marks = ["[green]yes[/]" if column[operation.name] else "-" for column in columns]
-        operations.add_row(operation.name, operation.summary, *marks)
+        dtypes = dict.fromkeys(case.labels["dtype"] for case in operation.cases())
+        operations.add_row(operation.name, ", ".join(dtypes), operation.summary, *marks)
     console.print(operations)
     return len(found.failures)
 
