@@ -76,8 +76,7 @@ class _Dense:
 
     def case(self, *levels: str) -> Case:
         one, s, n = self.operands, self.num_queries, self.num_keys
-        share = {"causal": 0.5, "context_parallel": 0.4, "random": 1 / 6}[self.ranges]
-        pairs = share * s * n
+        pairs = {"causal": 0.5 * (s + 1) * n, "context_parallel": 0.4 * s * n, "random": s * n / 6}[self.ranges]
         moved = one.key_bytes * (s * one.num_heads + n) + pairs * (2 if self.weights is _BF16 else 4)
         return Case(
             id=self.id,
@@ -162,7 +161,7 @@ class _Paged:
 
     def case(self, *levels: str) -> Case:
         one, rows = self.operands, self.batch * self.next_n
-        pairs = 0.5 * rows * self.max_context_len
+        pairs = 0.5 * (rows + 1) * self.max_context_len  # random lengths, the last one full
         keys = pairs / (self.tokens_per_request or self.next_n)
         moved = one.key_bytes * (rows * one.num_heads + keys) + pairs * (2 if self.weights is _BF16 else 4)
         return Case(

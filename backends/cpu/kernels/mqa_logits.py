@@ -5,12 +5,12 @@ The arithmetic is in mqa_scores.py; scoring of selected blocks only is in mqa_sp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from unikernels.operations import MqaLogitsProblem, PagedMqaLogitsProblem
+from unikernels.operations import MqaLogitsProblem, Operand, PagedMqaLogitsProblem
 
 from .matmul import decode
 from .mqa_scores import KEY_TILE, Scorer, aligned_keys, decode_padded, keys_per_tile, tokens_per_tile
@@ -25,29 +25,42 @@ def mqa_logits(problem: MqaLogitsProblem) -> None:
     if problem.fills_outside:
         logits.fill_(-torch.inf)
     windows = _clipped_windows(problem)
-    used = [window for window in windows if window[0] < window[1]]
-    if not used:
-        return
-    first_key, last_key = min(start for start, _ in used), max(end for _, end in used)
-    keys = decode_padded(problem.kv.rows(first_key, last_key))
     offsets = problem.starts.tolist() if problem.is_compressed else [0] * len(windows)
+    groups = list(_query_groups(windows, tokens_per_tile(heads)))
+    if not groups:
+        return
+    keys = _keys(problem.kv, windows, is_read_once=len(groups) == 1)
     weights = problem.weights.float()
     scorer = Scorer(heads)
-    for first, last in _query_groups(windows, tokens_per_tile(heads)):
-        q = decode(problem.q.rows(first * heads, last * heads), torch.float32)
-        bounds = [window for window in windows[first:last] if window[0] < window[1]]
-        low = (min(start for start, _ in bounds) - first_key) // KEY_TILE * KEY_TILE
-        high = min(aligned_keys(max(end for _, end in bounds) - first_key), keys.shape[0])
+    for first, last in groups:
+        q = decode(problem.q.rows(first * heads, last * heads))
+        low, high = _union(windows[first:last])
         step = keys_per_tile(q.shape[0])
         for begin in range(low, high, step):
-            stop = min(begin + step, high)
-            tile = scorer.logits(q, weights[first:last], keys[begin:stop])
+            tile = scorer.logits(q, weights[first:last], keys(begin, min(begin + step, high)))
             for i in range(first, last):
-                start, end = windows[i]
-                start, end = max(start, begin + first_key), min(end, stop + first_key)
+                start, end = max(windows[i][0], begin), min(windows[i][1], begin + step)
                 if start < end:
-                    columns = slice(start - begin - first_key, end - begin - first_key)
-                    logits[i, start - offsets[i] : end - offsets[i]] = tile[i - first, columns]
+                    logits[i, start - offsets[i] : end - offsets[i]] = tile[i - first, start - begin : end - begin]
+
+
+def _union(windows: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return the smallest range that holds all windows that are not empty."""
+    used = [window for window in windows if window[0] < window[1]]
+    return min(start for start, _ in used), max(end for _, end in used)
+
+
+def _keys(kv: Operand, windows: list[tuple[int, int]], is_read_once: bool) -> Callable[[int, int], Tensor]:
+    """Return a function of a key range that gives it decoded, padded with other keys or zeros to whole tiles.
+
+    Keys that several groups of queries read are decoded once and kept.
+    """
+    if is_read_once:
+        return lambda begin, end: decode_padded(kv.rows(begin, end))
+    low, high = _union(windows)
+    # One tile of zeros behind the last key, so that every range can be extended to whole tiles.
+    decoded = torch.nn.functional.pad(decode(kv.rows(low, high)), (0, 0, 0, KEY_TILE))
+    return lambda begin, end: decoded[begin - low : begin - low + aligned_keys(end - begin)]
 
 
 def _clipped_windows(problem: MqaLogitsProblem) -> list[tuple[int, int]]:
@@ -91,7 +104,7 @@ def paged_mqa_logits(problem: PagedMqaLogitsProblem) -> None:
         longest = max(lengths[first:last])
         if longest == 0:
             continue
-        q = decode(problem.q.rows(first * heads, last * heads), torch.float32)
+        q = decode(problem.q.rows(first * heads, last * heads))
         pages = problem.block_table[row, : -(-longest // cache.page_kv)].long()
         pages_per_tile = keys_per_tile(q.shape[0]) // cache.page_kv
         for page in range(0, len(pages), pages_per_tile):

@@ -5,6 +5,7 @@ The arithmetic is that of mqa_scores.py, so a logit has the same bits as in mqa_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,10 +21,10 @@ from unikernels.operations import (
 )
 
 from .matmul import decode
-from .mqa_scores import Scorer, aligned_keys
+from .mqa_scores import Scorer, aligned_keys, keys_per_tile
 
-#: Selected keys of the tokens that share decoded blocks: 32 MiB in float32 with 128 elements, and as much again for the
-#: keys of the one token being scored. The most blocks a token can have fit.
+#: Selected keys of the tokens that share decoded blocks: 32 MiB in float32 with 128 elements. The most blocks a token can
+#: have fit.
 GROUP_KEYS = 65536
 
 
@@ -55,7 +56,7 @@ def paged_sparse_mqa_logits(problem: PagedSparseMqaLogitsProblem) -> None:
 
     def keys(block_ids: Tensor) -> Operand:
         pages, slots = block_ids // per_page, block_ids % per_page
-        return cache.operand(data[pages, slots], scales[pages, slots])
+        return cache.operand(_gather(data, pages, slots), _gather(scales, pages, slots))
 
     _score(problem, used, ids, keys)
 
@@ -69,17 +70,29 @@ def _score(
     heads, block_kv = problem.num_heads, problem.block_kv
     weights = problem.weights.float()
     scorer = Scorer(heads)
+    step = keys_per_tile(heads) // block_kv
     for tokens in _groups(used, block_kv):
         unique, places = torch.cat([ids(token) for token in tokens]).unique(return_inverse=True)
         blocks = decode(keys(unique)).view(len(unique), -1)
         q = decode(problem.q.rows(tokens[0] * heads, (tokens[-1] + 1) * heads)).unflatten(0, (-1, heads))
         for token, place in zip(tokens, places.split([used[token] for token in tokens]), strict=True):
-            num_keys = len(place) * block_kv
-            padded = torch.empty(aligned_keys(num_keys), problem.q.k)
-            torch.index_select(blocks, 0, place, out=padded[:num_keys].view(len(place), -1))
-            padded[num_keys:] = 0
-            tile = scorer.logits(q[token - tokens[0]], weights[token : token + 1], padded)
-            problem.logits[token, :num_keys] = tile[0, :num_keys]
+            for begin in range(0, len(place), step):
+                part = place[begin : begin + step]
+                num_keys = len(part) * block_kv
+                padded = torch.empty(aligned_keys(num_keys), problem.q.k)
+                torch.index_select(blocks, 0, part, out=padded[:num_keys].view(len(part), -1))
+                padded[num_keys:] = 0
+                tile = scorer.logits(q[token - tokens[0]], weights[token : token + 1], padded)
+                problem.logits[token, begin * block_kv : begin * block_kv + num_keys] = tile[0, :num_keys]
+
+
+def _gather(plane: Tensor, pages: Tensor, slots: Tensor) -> Tensor:
+    """Return plane[pages, slots] of a uint8 plane [pages, blocks, bytes], copied block by block instead of byte by byte."""
+    (num_pages, num_blocks, block_bytes), (pitch, step, _) = plane.shape, plane.stride()
+    unit = math.gcd(pitch, step)
+    last = (num_pages - 1) * pitch + (num_blocks - 1) * step
+    rows = plane.as_strided((last // unit + 1, block_bytes), (unit, 1))
+    return rows.index_select(0, (pages * pitch + slots * step) // unit)
 
 
 def _groups(used: list[int], block_kv: int) -> Iterator[list[int]]:
@@ -101,6 +114,6 @@ def _groups(used: list[int], block_kv: int) -> Iterator[list[int]]:
 def _rows(operand: Operand, rows: Tensor) -> Operand:
     """Return the given rows of a K-major operand with one row of scales per row."""
     assert operand.scales is not None
-    scales = replace(operand.scales, data=operand.scales.data[rows], mn=len(rows))
-    data = operand.data.view(torch.uint8)[rows].view(operand.data.dtype)
+    scales = replace(operand.scales, data=operand.scales.data.index_select(0, rows), mn=len(rows))
+    data = operand.data.view(torch.uint8).index_select(0, rows).view(operand.data.dtype)
     return replace(operand, data=data, mn=len(rows), scales=scales)
