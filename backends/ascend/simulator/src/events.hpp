@@ -11,8 +11,9 @@ namespace usim {
 //   GM to L1          rows, row bytes, row pitch in GM, bytes written to L1, column-major
 //   fill L1           bytes
 //   L1 to L0          fractals copied, transposed, element bits        L1 to slots  32-byte blocks
-//   mmad              m, k, n, Type of a, Type of b, unit flag, HF32 on, direction
-//   fixpipe           m, n, bytes per output element, dual mode, unit flag, nz2dn, row pitch in bytes, atomic
+//   mmad              m, k, n, Type of a, Type of b, unit flag + 256 x (L0C byte / 1024), HF32 on, direction
+//   fixpipe           m, n, bytes per output element, dual mode, unit flag + 256 x (L0C byte / 1024), nz2dn, row pitch in
+//                     bytes, atomic
 //   GM to UB, UB to GM bursts, burst bytes, GM pitch in bytes, atomic   UB to L1  bursts, blocks of 32 bytes
 //   notify, wait      source pipe, destination pipe, id
 //   lock, unlock      id, mode; cross-core: mode, id

@@ -13,6 +13,7 @@ namespace py = pybind11;
 namespace usim {
 
 void dispatch(Op op, const void* args, const void* return_address);
+void register_timing(py::module_& m);  // timing_module.cpp
 
 namespace {
 
@@ -187,4 +188,5 @@ PYBIND11_MODULE(_simulator, m) {
 #include "usim/instructions.def"
 #undef USIM_INSTRUCTION
   m.attr("INSTRUCTIONS") = instructions;
+  register_timing(m);
 }

@@ -153,7 +153,7 @@ void copy_l0c(Core& core, const Instruction& i) {
   note_source(core, i, a);
   if (event) {
     const std::uint32_t esize = bytes_of(a.dst_type);
-    const std::uint32_t values[8] = {a.m, a.n, esize, a.dual, static_cast<std::uint32_t>(a.unit_flag), a.nz2dn, a.dst_stride * esize, i.registers.atomic};
+    const std::uint32_t values[8] = {a.m, a.n, esize, a.dual, static_cast<std::uint32_t>(a.unit_flag) | static_cast<std::uint32_t>(a.src / 1024) << 8, a.nz2dn, a.dst_stride * esize, i.registers.atomic};
     std::copy(values, values + 8, event->a);
   }
   if (a.to_ub) to_ub(core, i, a);

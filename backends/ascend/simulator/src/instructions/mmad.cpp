@@ -248,7 +248,7 @@ void matrix_multiply(Core& core, const Instruction& i) {
   }
   require_types(core, i, a);
   if (event) {
-    const std::uint32_t values[8] = {a.m, a.k, a.n, static_cast<std::uint32_t>(a.type_a), static_cast<std::uint32_t>(a.type_b), a.unit_flag, i.registers.hf32, i.registers.direction};
+    const std::uint32_t values[8] = {a.m, a.k, a.n, static_cast<std::uint32_t>(a.type_a), static_cast<std::uint32_t>(a.type_b), a.unit_flag | static_cast<std::uint32_t>(a.c / 1024) << 8, i.registers.hf32, i.registers.direction};
     std::copy(values, values + 8, event->a);
   }
   const Operand oa{Memory::l0a, Memory::slots_a, a.a, a.type_a, a.m, 0}, ob{Memory::l0b, Memory::slots_b, a.b, a.type_b, a.n, 1};
