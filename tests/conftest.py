@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import settings
 
 from unikernels import _registry
@@ -22,6 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Tests are small: a second thread costs more than it brings. Tests of threading set their own number.
+    torch.set_num_threads(1)
     required = [name for name in config.getoption("--require-backends").split(",") if name]
     reasons = _registry.available_backends()
     for name in required:
