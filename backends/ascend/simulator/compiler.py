@@ -5,6 +5,7 @@ Knows flags and error texts; knows nothing of TileLang or of launching.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -72,6 +73,12 @@ def _headers_key() -> str:
     return digest(*(part for p in sorted(folder.rglob("*.*")) for part in (str(p.relative_to(folder)), p.read_bytes())))
 
 
+@functools.lru_cache(maxsize=4)
+def _templates_key(templates: Path) -> str:
+    """TileLang's own device headers are compiled into every kernel."""
+    return digest(*(p.read_bytes() for p in sorted((templates / "tl_templates" / "ascend").glob("*.h"))))
+
+
 def _command(compiler: list[str], check: bool, simd: bool, saturate: bool, templates: Path) -> list[str]:
     headers = include_folder()
     words = [*compiler, *_FLAGS.split(), "-march=native"]
@@ -88,6 +95,35 @@ def _command(compiler: list[str], check: bool, simd: bool, saturate: bool, templ
     if saturate:
         words += ["-DUSIM_SATURATE"]
     return [*words, f"-I{headers}", f"-I{templates}"]
+
+
+_PREFIX = """#include <tl_templates/ascend/common.h>
+#include <tl_templates/ascend/debug.h>
+#include <tl_templates/ascend/gemm.h>
+#include "usim/entry.h"
+"""
+
+
+def _precompiled_prefix(command: list[str], key: str, cache: Cache) -> list[str]:
+    """Options that make g++ read the common headers precompiled: more than half of a kernel's compile time.
+
+    A folder appears complete, by one rename, or not at all. Other compilers than g++ do without.
+    """
+    if "Free Software Foundation" not in _identity(tuple(command[:1])):
+        return []
+    folder = cache.folder / f"prefix-{key}"
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(prefix=".prefix-", dir=cache.folder) as building:
+            made = Path(building) / "made"
+            made.mkdir(mode=0o700)
+            (made / "prefix.h").write_text(_PREFIX)
+            words = [w for w in command if w not in ("-shared", "-nodefaultlibs")]
+            target = ["-x", "c++-header", str(made / "prefix.h"), "-o", str(made / "prefix.h.gch")]
+            if subprocess.run([*words, *target], capture_output=True, check=False).returncode != 0:
+                return []
+            with contextlib.suppress(OSError):  # another process was first
+                made.rename(folder)
+    return ["-include", str(folder / "prefix.h")]
 
 
 def _explain(text: str, name: str, output: str) -> Exception:
@@ -114,15 +150,19 @@ def compile_kernel(
     command = _command(compiler, check, simd, saturate, templates)
     # Paths of the installation do not change the result; the text behind them does.
     stable = " ".join(w for w in command if not w.startswith("-I"))
-    key = digest(text, _identity(tuple(compiler)), stable, _cpu_features(), _headers_key(), str(_simulator.ABI_VERSION))
+    environment = (_identity(tuple(compiler)), stable, _cpu_features(), _headers_key(), _templates_key(templates))
+    key = digest(text, *environment, str(_simulator.ABI_VERSION))
     if cache.load("so", key) is not None:
         return cache.path("so", key)
     with tempfile.TemporaryDirectory(prefix="unikernels-compile-") as folder:
         source, library = Path(folder) / f"{name}.cpp", Path(folder) / f"{name}.so"
         source.write_text(text)
-        result = subprocess.run(
-            [*command, str(source), "-o", str(library), *_LIBRARIES.split()], capture_output=True, text=True, check=False
-        )
+        for prefix in (_precompiled_prefix(command, digest(*environment), cache), []):
+            words = [*command, *prefix, str(source), "-o", str(library), *_LIBRARIES.split()]
+            result = subprocess.run(words, capture_output=True, text=True, check=False)
+            if result.returncode == 0 or not prefix:
+                break
+            # Either the kernel or the precompiled header is broken; the second try, without the header, tells which.
         if result.returncode != 0:
             raise _explain(text, name, result.stderr)
         return cache.store("so", key, library.read_bytes())

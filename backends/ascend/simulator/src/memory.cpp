@@ -110,7 +110,7 @@ Tensor& require_tensor(Core& core, const Instruction& i, const void* p, std::uin
         raise(core, &i, "out_of_bounds", "writes tensor '" + t.name + "', which the kernel's signature declares read-only");
       return t;
     }
-    const std::uint64_t d = at < t.base ? static_cast<std::uint64_t>(t.base - at) : static_cast<std::uint64_t>(at - t.base);
+    const std::uint64_t d = at < t.base ? static_cast<std::uint64_t>(t.base - at) : at > end ? static_cast<std::uint64_t>(at - end) : 0;
     if (d < distance) distance = d, nearest = &t;
   }
   std::string message = std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes of GM outside every tensor passed";
