@@ -43,6 +43,13 @@ VARIABLES = (
         "",
         "Set: `testing.bench_kineto` does not profile (an outer profiler does) and returns 1.",
     ),
+    Variable(
+        "UNIKERNELS_ASCEND_EXECUTOR",
+        "auto",
+        "What runs Ascend kernels: `npu` (torch_npu), `sim` (the simulator, on CPU tensors), or `auto` (an NPU if present).",
+        ("auto", "npu", "sim"),
+    ),
+    Variable("UNIKERNELS_SIMULATOR_CHECK", "on", "Hazard checks of simulated kernels; off is faster.", ("on", "off")),
     Variable("UNIKERNELS_CPU_COMPUTE", "auto", "dtype of decoded panels on the CPU.", ("auto", "bf16", "fp32")),
 )
 

@@ -1,0 +1,54 @@
+"""What the dense GEMM program is specialised on. Plain data: no TileLang, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Element = Literal["bf16", "fp8", "fp4"]
+#: store: the accumulator as it is; scale: alpha * acc; add: C + alpha * acc.
+Epilogue = Literal["store", "scale", "add"]
+
+#: K elements of one int16 scale word: two blocks of 32.
+PAIR = 64
+ELEMENT_BITS: dict[Element, int] = {"bf16": 16, "fp8": 8, "fp4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tile sizes of one cube core.
+
+    Attributes:
+        m, n: rows of A and B, hence the accumulator's size in L0C.
+        k: K elements of one GM -> L1 step.
+        k_step: K elements of one L1 -> L0 step; divides k.
+    """
+
+    m: int
+    n: int
+    k: int
+    k_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class GemmVariant:
+    """One compiled form of the GEMM.
+
+    Attributes:
+        element: format of both operands as the cube reads them.
+        is_scaled: whether both have int16 block scales.
+        a_is_k_major, b_is_k_major: stored [mn, k], else [k, mn].
+        out: TileLang dtype of C and D.
+        epilogue: what happens between the accumulator and D.
+        tiles: tile sizes.
+        num_cores: launched blocks.
+    """
+
+    element: Element
+    is_scaled: bool
+    a_is_k_major: bool
+    b_is_k_major: bool
+    out: str
+    epilogue: Epilogue
+    tiles: Tiles
+    num_cores: int

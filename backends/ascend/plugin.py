@@ -1,0 +1,82 @@
+"""The Ascend backend: TileLang kernels on an NPU, or in the simulator on CPU tensors.
+
+TileLang, the simulator and the kernels are imported when the first problem arrives, so that discovery costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unikernels import environment, hookimpl
+from unikernels.backend import Backend, Recipe
+from unikernels.scale_layouts import ScaleFormat
+
+if TYPE_CHECKING:
+    from unikernels.operations import GemmProblem
+
+#: The architecture name of Ascend 950 parts.
+NPU_ARCH = 3510
+
+
+class AscendBackend(Backend):
+    """GEMM-like operations of Ascend 950; CPU tensors run in the simulator."""
+
+    name = "ascend"
+    device_types = ("npu", "cpu")
+    auto_device_types = ("npu",)
+    scale_format = ScaleFormat.UE8M0X2_INT16
+    mk_alignment = 256
+    has_fixed_mk_alignment = True
+
+    def unavailable_reason(self) -> str | None:
+        from .runtime.executor import unavailable_reason
+
+        return unavailable_reason()
+
+    @property
+    def device(self) -> torch.device:
+        from .runtime.executor import chosen_name
+
+        return torch.device("npu" if chosen_name() == "npu" else "cpu")
+
+    def num_cores(self) -> int:
+        from .runtime.executor import executor_on
+
+        return executor_on(self.device).num_cores()
+
+    def npu_arch(self) -> int:
+        return NPU_ARCH
+
+    def default_recipe(self, sfb_dtype: torch.dtype) -> Recipe:
+        return (1, 1, 32)
+
+    def why_not(self, operation: str, problem: Any) -> str | None:
+        if operation == "gemm":
+            from .kernels.gemm import why_not
+
+            return why_not(problem)
+        return None
+
+    def details(self) -> Mapping[str, str]:
+        from .runtime.executor import EXECUTORS, chosen_name
+
+        return {
+            "executor": EXECUTORS[chosen_name()],
+            "tilelang": importlib.metadata.version("tilelang"),
+            "hazard checks": environment.read("UNIKERNELS_SIMULATOR_CHECK"),
+        }
+
+    def gemm(self, problem: GemmProblem) -> None:
+        from .kernels.gemm import gemm
+
+        gemm(problem)
+
+
+@hookimpl
+def unikernels_backend() -> Backend:
+    """Return the Ascend backend."""
+    return AscendBackend()

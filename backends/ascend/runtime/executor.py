@@ -1,0 +1,121 @@
+"""Choice of the executor that runs a kernel: the NPU through TileLang's own runtime, or the simulator on CPU tensors.
+
+Kernels and their host code see `Executor.run` only and cannot tell which one they use.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from unikernels import environment
+from unikernels.errors import InvalidArgumentError
+
+from .kernel import Kernel
+
+#: Cube cores of an Ascend 950; an NPU executor asks the device.
+NUM_CORES = 32
+INSTALL_TILELANG = "pip install 'unikernels[ascend]'"
+EXECUTORS = {
+    "npu": "TileLang's runtime on torch_npu tensors (not run on hardware so far)",
+    "sim": "simulator on CPU tensors; times are predicted",
+}
+
+
+class Executor(Protocol):
+    """Runs kernels on tensors of one device type."""
+
+    #: "npu" or "sim".
+    name: str
+
+    def run(self, kernel: Kernel, *arguments: Tensor | float | int) -> None:
+        """Run `kernel` on its arguments in the order of its program; outputs are written in place."""
+
+    def num_cores(self) -> int:
+        """Return how many cube cores kernels may use."""
+
+
+def npu_present() -> bool:
+    """Return whether torch_npu is installed and sees a device."""
+    if importlib.util.find_spec("torch_npu") is None:
+        return False
+    npu = getattr(torch, "npu", None)
+    return npu is not None and bool(npu.is_available())
+
+
+def chosen_name() -> str:
+    """Return "npu" or "sim": UNIKERNELS_ASCEND_EXECUTOR, where auto prefers an NPU that is present."""
+    choice = environment.read("UNIKERNELS_ASCEND_EXECUTOR")
+    if choice != "auto":
+        return choice
+    return "npu" if npu_present() else "sim"
+
+
+def unavailable_reason() -> str | None:
+    """Return None if the chosen executor can run here, else what is missing and how to get it."""
+    if importlib.util.find_spec("tilelang") is None:
+        return f"TileLang is not installed. Install it with: {INSTALL_TILELANG}"
+    if chosen_name() == "npu":
+        return _npu_unavailable_reason()
+    return _simulator_unavailable_reason()
+
+
+def _npu_unavailable_reason() -> str | None:
+    if importlib.util.find_spec("torch_npu") is None:
+        return "UNIKERNELS_ASCEND_EXECUTOR=npu needs torch_npu, which is not installed. Install it, or use sim."
+    if not npu_present():
+        return "torch_npu is installed but sees no NPU (torch.npu.is_available() is False). Use UNIKERNELS_ASCEND_EXECUTOR=sim."
+    if shutil.which("bisheng") is None:
+        return "TileLang compiles for the NPU with `bisheng`, which is not on PATH. Install CANN and source its set_env.sh."
+    return None
+
+
+def _simulator_unavailable_reason() -> str | None:
+    try:
+        from ..simulator.compiler import find_compiler
+        from ..simulator.errors import CompilerNotFoundError
+    except ImportError as error:
+        return f"the simulator's native module is missing ({error}). Install a wheel with native code, or build with a C++ compiler."
+    try:
+        find_compiler()
+    except CompilerNotFoundError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def _executor(name: str) -> Executor:
+    if name == "npu":
+        from .npu import NpuExecutor
+
+        return NpuExecutor()
+    from .simulated import SimulatedExecutor
+
+    return SimulatedExecutor()
+
+
+def executor_on(device: torch.device) -> Executor:
+    """Return the executor for tensors on a device of this backend."""
+    return _executor("sim" if device.type == "cpu" else "npu")
+
+
+def executor_for(tensor: Tensor) -> Executor:
+    """Return the executor for tensors like `tensor`.
+
+    Raises:
+        InvalidArgumentError: the tensor lies on the device of the other executor than the one that was asked for.
+    """
+    name = "sim" if tensor.is_cpu else "npu"
+    choice = environment.read("UNIKERNELS_ASCEND_EXECUTOR")
+    if choice not in ("auto", name):
+        device, wanted = tensor.device, "npu" if choice == "npu" else "cpu"
+        raise InvalidArgumentError(
+            f"UNIKERNELS_ASCEND_EXECUTOR={choice} runs tensors on '{wanted}', got tensors on '{device}'. Move the tensors, "
+            f"or set it to auto or {name}."
+        )
+    return _executor(name)

@@ -1,0 +1,47 @@
+"""What a kernel is to the executors: a TileLang program and the variant of it, named but not yet built.
+
+Nothing here imports TileLang, so that a kernel that is compiled already costs no import of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = "unikernels.backends.ascend.kernels"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One variant of one TileLang program.
+
+    Attributes:
+        program: module in the kernels folder with a function ``build(variant)`` that returns a TileLang prim_func.
+        variant: everything the program is specialised on; a frozen dataclass whose repr says all of it.
+    """
+
+    program: str
+    variant: Hashable
+
+    def build(self) -> Any:
+        """Return the prim_func; imports TileLang."""
+        return importlib.import_module(f"{_PACKAGE}.{self.program}").build(self.variant)
+
+    def key(self) -> str:
+        """Return a name that changes with the variant and with the text of any program, for caches on disk."""
+        return hashlib.sha256(f"{self.program}\n{self.variant!r}\n{_programs_digest()}".encode()).hexdigest()[:40]
+
+
+@functools.cache
+def _programs_digest() -> str:
+    """Digest of all sources in the kernels folder: programs share modules, and the folder is small."""
+    found = hashlib.sha256()
+    for path in sorted((Path(__file__).parents[1] / "kernels").glob("*.py")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()

@@ -1,0 +1,72 @@
+"""Runs kernels in the simulator, on CPU tensors, with hazard checks.
+
+Lowered programs are kept on disk by program text and variant, so that a second process imports no TileLang.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor
+
+from unikernels import environment
+
+from ..simulator import Report, prepare, simulate
+from ..simulator.cache import Cache, digest
+from ..simulator.launch import CompiledKernel, shared_cache
+from ..simulator.lowering import Lowered, lower
+from .executor import NUM_CORES
+from .kernel import Kernel
+
+_reports: ContextVar[list[Report] | None] = ContextVar("unikernels_ascend_reports", default=None)
+
+
+@contextmanager
+def recorded_reports() -> Iterator[list[Report]]:
+    """Collect the simulator's reports of all kernels run inside the ``with`` block, in order; times in them are predicted."""
+    reports: list[Report] = []
+    token = _reports.set(reports)
+    try:
+        yield reports
+    finally:
+        _reports.reset(token)
+
+
+class SimulatedExecutor:
+    """The simulator as an executor; threads may share it."""
+
+    name = "sim"
+
+    def num_cores(self) -> int:
+        """Return the cube cores of the simulated device."""
+        return NUM_CORES
+
+    def run(self, kernel: Kernel, *arguments: Tensor | float | int) -> None:
+        """Run `kernel` on CPU tensors; a hazard raises a `KernelFault`."""
+        report = simulate(prepared(kernel), *arguments, check=environment.read("UNIKERNELS_SIMULATOR_CHECK"))
+        reports = _reports.get()
+        if reports is not None:
+            reports.append(report)
+
+
+@functools.lru_cache(maxsize=512)
+def prepared(kernel: Kernel) -> CompiledKernel:
+    """Return a kernel lowered and translated: from this process, from disk, or anew."""
+    cache = shared_cache()
+    return prepare(_lowered(kernel, cache), cache=cache)
+
+
+def _lowered(kernel: Kernel, cache: Cache) -> Lowered:
+    key = digest(kernel.key(), importlib.metadata.version("tilelang"), "program-1")
+    stored = cache.load("program", key)
+    if stored is not None:
+        return Lowered.from_json(stored)
+    program: Any = kernel.build()
+    lowered = lower(program, None, cache)
+    cache.store("program", key, lowered.to_json())
+    return lowered
