@@ -167,7 +167,14 @@ def current_backend() -> Backend:
     if name != AUTO:
         return backend(name)
     found = discover().backends.values()
-    accelerated = [one for one in found if one.auto_device_types not in ((), ("cpu",)) and not one.unavailable_reason()]
+    # A backend may offer itself for accelerator tensors and run on CPU tensors here (a simulator): not automatically.
+    accelerated = [
+        one
+        for one in found
+        if one.auto_device_types not in ((), ("cpu",))
+        and not one.unavailable_reason()
+        and one.device.type in one.auto_device_types
+    ]
     return accelerated[0] if accelerated else backend("cpu")
 
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ..runtime.executor import Executor
 from ..runtime.kernel import Kernel
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandVariant:
-    """What the expansion program is specialised on.
-
-    Attributes:
-        block: FP4 bytes one vector core converts at a time.
-        num_cores: launched vector cores.
-    """
-
-    block: int
-    num_cores: int
+from .expand_fp4_variant import ExpandVariant
 
 
 def expand_fp4(executor: Executor, codes: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ Importing this module imports TileLang.
 
 from typing import Any
 
-import tilelang.ascend.language as T
+import tilelang.ascend.language as T  # noqa: N812
 
-from .expand_fp4 import ExpandVariant
+from .expand_fp4_variant import ExpandVariant
 
 THREADS = 256
 

@@ -18,7 +18,7 @@ from unikernels.settings import CURRENT
 from ..runtime.executor import Executor, executor_for
 from ..runtime.kernel import Kernel
 from .expand_fp4 import expand_fp4
-from .gemm_tiles import choose
+from .gemm_tiles import choose, transposed_row_multiple
 from .gemm_variant import Element, Epilogue, GemmVariant
 
 _OUT = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -46,7 +46,7 @@ def _scales_reason(name: str, operand: Operand) -> str | None:
     scales = operand.scales
     if scales is None or scales.format is not ScaleFormat.FP32 or not scales.data.is_cpu:
         return None
-    if bool(is_power_of_two(scales.data).all()):
+    if is_power_of_two(scales):
         return None
     return (
         f"it multiplies by powers of two (UE8M0 scales), and the float32 scales of {name} hold other values; quantise "
@@ -78,7 +78,9 @@ def _variant(problem: GemmProblem, a: Operand, b: Operand, num_cores: int) -> Ge
     element: Element = a.kind  # type: ignore[assignment]  # why_not refused fp32
     epilogue: Epilogue = "add" if problem.c is not None else "store" if problem.alpha == 1.0 else "scale"
     is_scaled = a.scales is not None
-    tiles = choose(problem.m, problem.n, problem.k, element, is_scaled, problem.d.element_size(), epilogue, num_cores)
+    row_multiple = 16 if a.is_k_major and b.is_k_major else transposed_row_multiple(element)
+    out_bytes = problem.d.element_size()
+    tiles = choose(problem.m, problem.n, problem.k, element, is_scaled, out_bytes, epilogue, num_cores, row_multiple)
     return GemmVariant(
         element, is_scaled, a.is_k_major, b.is_k_major, _OUT[problem.d.dtype], epilogue, tiles, num_cores
     )

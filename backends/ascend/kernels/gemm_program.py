@@ -5,10 +5,9 @@ Importing this module imports TileLang. Which variant a problem needs is decided
 
 from typing import Any, NamedTuple
 
-import tilelang.ascend.language as T
+import tilelang.ascend.language as T  # noqa: N812
 
-from .gemm_tiles import STREAMED_VERSIONS
-from .gemm_variant import PAIR, GemmVariant
+from .gemm_variant import PAIR, STREAMED_VERSIONS, GemmVariant
 
 THREADS = 256
 _DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn"}

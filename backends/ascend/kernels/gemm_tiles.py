@@ -5,14 +5,12 @@ The costs are a coarse model for choosing between tiles, not a prediction of run
 
 from __future__ import annotations
 
-from .gemm_variant import ELEMENT_BITS, PAIR, Element, Epilogue, Tiles
+from .gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, Element, Epilogue, Tiles
 
 #: Bytes of the on-chip memories of one cube core and, for UB, of one vector core beside its SIMT data cache.
 CAPACITY = {"L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 256 * 1024, "UB": 216 * 1024}
-#: Buffer versions: two of everything that is streamed, one accumulator.
-STREAMED_VERSIONS = 2
 
-_SHAPES = ((128, 256), (256, 128), (128, 128), (64, 256), (16, 256))
+_SHAPES = ((128, 256), (256, 128), (128, 128), (64, 256), (32, 256), (16, 256))
 _K_BYTES = {"L1": 512, "L0": 128}  # contiguous bytes along K of one step, for K-major operands
 _GM_BYTES_PER_CYCLE = 100
 _MAC_BITS_PER_CYCLE = 16 * 16 * 16 * 16  # 4096 MAC of 16 bits; half the bits, twice the MAC
@@ -42,6 +40,11 @@ def fits(tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilog
     return all(needed[memory] <= limit for memory, limit in CAPACITY.items())
 
 
+def transposed_row_multiple(element: Element) -> int:
+    """Return the granularity of a transposing L1 -> L0 copy along the rows: 32 bytes, at least one 16-row fractal."""
+    return max(16, 32 * 8 // ELEMENT_BITS[element])
+
+
 def _candidates(element: Element) -> list[Tiles]:
     bits = ELEMENT_BITS[element]
     found = []
@@ -64,8 +67,26 @@ def cost(tiles: Tiles, m: int, n: int, k: int, element: Element, num_cores: int)
 
 
 def choose(
-    m: int, n: int, k: int, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, num_cores: int
+    m: int,
+    n: int,
+    k: int,
+    element: Element,
+    is_scaled: bool,
+    out_bytes: int,
+    epilogue: Epilogue,
+    num_cores: int,
+    row_multiple: int = 16,
 ) -> Tiles:
-    """Return the cheapest tile sizes that fit; the first of equal ones, so that the choice is stable."""
-    usable = [one for one in _candidates(element) if fits(one, element, is_scaled, out_bytes, epilogue)]
+    """Return the cheapest tile sizes that fit; the first of equal ones, so that the choice is stable.
+
+    Args:
+        row_multiple: what tile rows must be a multiple of; see `transposed_row_multiple`.
+    """
+    usable = [
+        one
+        for one in _candidates(element)
+        if one.m % row_multiple == 0
+        and one.n % row_multiple == 0
+        and fits(one, element, is_scaled, out_bytes, epilogue)
+    ]
     return min(usable, key=lambda one: cost(one, m, n, k, element, num_cores))

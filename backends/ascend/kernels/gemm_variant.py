@@ -11,6 +11,8 @@ Epilogue = Literal["store", "scale", "add"]
 
 #: K elements of one int16 scale word: two blocks of 32.
 PAIR = 64
+#: Buffer versions of everything that is streamed; the accumulator and what follows it have one.
+STREAMED_VERSIONS = 2
 ELEMENT_BITS: dict[Element, int] = {"bf16": 16, "fp8": 8, "fp4": 4}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.util
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +33,17 @@ class Kernel:
         return importlib.import_module(f"{_PACKAGE}.{self.program}").build(self.variant)
 
     def key(self) -> str:
-        """Return a name that changes with the variant and with the text of any program, for caches on disk."""
-        return hashlib.sha256(f"{self.program}\n{self.variant!r}\n{_programs_digest()}".encode()).hexdigest()[:40]
+        """Return a name that changes with the variant and with the text of the program, for caches on disk."""
+        return hashlib.sha256(f"{self.program}\n{self.variant!r}\n{_text_digest(self.program)}".encode()).hexdigest()[
+            :40
+        ]
 
 
 @functools.cache
-def _programs_digest() -> str:
-    """Digest of all sources in the kernels folder: programs share modules, and the folder is small."""
+def _text_digest(program: str) -> str:
+    """Digest of the modules a program is made of: its own and the variants', the only ones programs import."""
+    folder = Path(__file__).parents[1] / "kernels"
     found = hashlib.sha256()
-    for path in sorted((Path(__file__).parents[1] / "kernels").glob("*.py")):
+    for path in [folder / f"{program}.py", *sorted(folder.glob("*_variant.py"))]:
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()
