@@ -3,7 +3,7 @@
 // seed everything is queued and a random runnable pipe or program advances next.
 #include <thread>
 
-#include "machine.hpp"
+#include "vector.hpp"
 
 namespace usim {
 
@@ -233,7 +233,9 @@ void run_blocks(Launch& launch, std::vector<Block*>& blocks) {
     else schedule_in_order(blocks);
     for (Block* b : blocks) finish_block(*b);
   } catch (const Stop&) {
-    // the fault is stored in the launch
+    // The fault is stored in the launch. Stacks left where they stood may have been inside a vector function.
+    current_core = nullptr;
+    current_vector = nullptr;
   }
 }
 

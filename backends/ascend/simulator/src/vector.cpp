@@ -272,6 +272,10 @@ void VectorRun::touch(const void* address, std::uint32_t bytes, bool write, std:
     touch_ub(offset, bytes, write, atomic, from);
     return;
   }
+  const Arena& arena = *core_.block->arena;
+  if (at >= arena.map && at < arena.map + arena.map_bytes)
+    raise_at("capacity", "accesses " + std::to_string(bytes) + " bytes at UB offset " + std::to_string(static_cast<std::int64_t>(offset)) +
+             ", outside the " + std::to_string(kUbBytes) + " bytes of UB", from);
   Instruction here = instruction_;
   if (from) here.site = site_of(core_, from);
   Tensor& t = require_tensor(core_, here, address, bytes, write);
