@@ -38,7 +38,7 @@ template <class P> inline uint64_t offset_of(P* pointer) { return reinterpret_ca
 template <class P> inline uint64_t ub_offset(P* pointer) {
   return static_cast<uint64_t>(reinterpret_cast<const uint8_t*>(pointer) - core().ub);
 }
-[[noreturn]] inline void fail(const char* kind, const char* message) { api->fail(kind, message); }
+[[noreturn]] __attribute__((always_inline)) inline void fail(const char* kind, const char* message) { api->fail(kind, message); }
 struct BlockIndex { int32_t x, y = 0, z = 0; };
 inline BlockIndex block_index() { return {core().block}; }
 inline BlockIndex grid_dim() { return {core().grid, 1, 1}; }
