@@ -5,6 +5,7 @@ Public names only; see docs/simulator.md for what is modelled and how far to tru
 
 from __future__ import annotations
 
+from .device import SimulatedDevice, simulated_device
 from .errors import (
     BarrierError,
     CapacityError,
@@ -40,8 +41,10 @@ __all__ = [
     "RaceError",
     "Report",
     "ScaleSlotError",
+    "SimulatedDevice",
     "UnimplementedBuiltinError",
     "UninitialisedError",
     "prepare",
     "simulate",
+    "simulated_device",
 ]

@@ -167,6 +167,34 @@ def _check_shape(argument: Argument, tensor: torch.Tensor, sizes: dict[str, int]
         raise LaunchError(f"argument '{argument.name}' is not contiguous (strides {tuple(tensor.stride())}); pass {argument.name}.contiguous()")
 
 
+def _torch_dtype(name: str) -> torch.dtype:
+    plain = re.sub(r"x\d+$", "", _TORCH_NAMES.get(name, name))
+    return getattr(torch, plain, torch.uint8)  # packed 4-bit and e8m0 values travel as bytes
+
+
+def allocate_outputs(arguments: tuple[Argument, ...], inputs: list[Any], outputs: list[int]) -> dict[int, torch.Tensor]:
+    """Fresh tensors for the arguments at positions `outputs`; `inputs` are the others, in order."""
+    remaining = iter(inputs)
+    given = {i: next(remaining, None) for i in range(len(arguments)) if i not in outputs}
+    sizes: dict[str, int] = {}
+    for index, value in given.items():
+        argument = arguments[index]
+        if not argument.is_tensor:
+            sizes[argument.name] = value
+        elif isinstance(value, torch.Tensor):
+            for extent, name in zip(value.shape, argument.shape, strict=False):
+                if name.isidentifier():
+                    sizes.setdefault(name, int(extent))
+    made = {}
+    for index in outputs:
+        argument = arguments[index]
+        shape = [_evaluate(e, sizes) for e in argument.shape]
+        if "float4" in argument.dtype:
+            shape[-1] //= 2
+        made[index] = torch.empty(shape, dtype=_torch_dtype(argument.dtype))
+    return made
+
+
 def _span(tensor: torch.Tensor) -> int:
     """Bytes from the first to behind the last element that the tensor's strides reach."""
     if tensor.numel() == 0:
