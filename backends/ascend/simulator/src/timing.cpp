@@ -38,7 +38,8 @@ struct Pipe {
 };
 
 // Produced and freed times of one accumulator under the unit flag (d.5).
-struct UnitTile { std::vector<std::pair<double, double>> produced; std::vector<double> freed; std::uint32_t mmads = 0, stores = 0; };
+// First and last part of the tile each: the hardware keeps one flag per fractal.
+struct UnitTile { std::vector<std::pair<double, double>> produced, freed; std::uint32_t mmads = 0, stores = 0; };
 
 struct LockState { std::uint32_t dispatched = 0; std::vector<double> released; };  // released[n]: n + 1 unlocks are done
 
@@ -182,7 +183,7 @@ bool Replay::ready(Pipe& pipe, const Queued& q, const Event& e, double& at, Reas
     const UnitTile& tile = core.tiles[unit_tile(e)];
     if (is_mmad(op)) {
       if (tile.freed.size() < q.ticket) return false;
-      later(tile.freed[q.ticket - 1], kUnitFlag);
+      later(tile.freed[q.ticket - 1].first, kUnitFlag);
     } else {
       if (tile.produced.size() < q.ticket) return false;
       later(tile.produced[q.ticket - 1].first, kUnitFlag);
@@ -332,9 +333,13 @@ void Replay::execute_work(Pipe& pipe, const Event& e, double& at, double& end) {
   result_.macs += macs_of(e);
   if (!e.skipped && (is_mmad(op) || is_fixpipe(op)) && unit_mode(e) >= 2) {
     UnitTile& tile = core.tiles[unit_tile(e)];
-    if (is_mmad(op) && unit_mode(e) == 3) tile.produced.emplace_back(at + cost.base, end);
-    if (is_fixpipe(op) && !tile.produced.empty()) end = std::max(end, tile.produced.back().second + cost.base);
-    if (is_fixpipe(op) && unit_mode(e) == 3) tile.freed.push_back(end);
+    if (is_mmad(op)) {
+      if (!tile.freed.empty()) next = std::max(next, tile.freed.back().second), end = std::max(end, next + cost.base);
+      if (unit_mode(e) == 3) tile.produced.emplace_back(at + cost.base, end);
+    } else {
+      if (!tile.produced.empty()) next = std::max(next, tile.produced.back().second), end = std::max(end, next + cost.base);
+      if (unit_mode(e) == 3) tile.freed.emplace_back(at + r_.fixpipe_interval, next);
+    }
     wake(core);
   }
   pipe.free = next;

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
+#include <queue>
 #include <string>
 #include <vector>
 
@@ -44,7 +46,24 @@ struct Cost {
 Cost cost_of(const Event& e, const Rates& r);
 double macs_of(const Event& e);
 
-// L2 as an LRU of lines, HBM and the L2 port as queues that serve in order of arrival.
+// A bandwidth that everybody who uses it at the same time shares evenly.
+class SharedLink {
+ public:
+  explicit SharedLink(double rate) : rate_(rate) {}
+  double serve(double start, double bytes) {
+    while (!busy_until_.empty() && busy_until_.top() <= start) busy_until_.pop();
+    const double end = start + bytes * static_cast<double>(busy_until_.size() + 1) / rate_;
+    busy_until_.push(end);
+    return end;
+  }
+  void reset() { busy_until_ = {}; }
+
+ private:
+  double rate_;
+  std::priority_queue<double, std::vector<double>, std::greater<double>> busy_until_;
+};
+
+// L2 as an LRU of lines; the L2 port and HBM as shared links.
 class Memory {
  public:
   Memory(const Rates& rates, bool warm, std::uint64_t total_bytes);
@@ -54,7 +73,7 @@ class Memory {
   };
   Access access(std::uint32_t tensor, std::uint64_t address, const Cost& cost, double start);
   double read_bytes = 0, written_bytes = 0, hbm_read_bytes = 0, hbm_written_bytes = 0, l2_bytes = 0;
-  void new_kernel() { hbm_free_ = l2_free_ = 0; std::fill(fill_done_.begin(), fill_done_.end(), 0.0); }
+  void new_kernel() { hbm_.reset(); l2_.reset(); std::fill(fill_done_.begin(), fill_done_.end(), 0.0); }
 
  private:
   struct Line { std::uint32_t stamp = 0, fill = 0; };
@@ -62,7 +81,7 @@ class Memory {
   struct Touched { std::uint64_t lines = 0, missed = 0; double ready = 0; };
   Touched touch(std::uint32_t tensor, std::uint64_t address, const Cost& cost);
   bool initially_resident(std::uint32_t tensor, std::uint64_t line) const;
-  void write_back();
+  void write_back(double now);
   const Rates& r_;
   std::uint64_t line_, capacity_;
   double warm_share_;                    // share of lines resident at the start
@@ -70,7 +89,7 @@ class Memory {
   std::vector<std::vector<Line>> tensors_;
   std::vector<double> fill_done_{0.0};   // arrival time of each fill; entry 0: long ago
   std::deque<Dirty> dirty_;
-  double hbm_free_ = 0, l2_free_ = 0;
+  SharedLink hbm_, l2_;
 };
 
 // Why a pipe stood still. 0..7: a flag from that pipe.

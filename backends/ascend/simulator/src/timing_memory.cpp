@@ -7,7 +7,8 @@
 namespace usim::timing {
 
 Memory::Memory(const Rates& rates, bool warm, std::uint64_t total_bytes)
-    : r_(rates), line_(static_cast<std::uint64_t>(rates.gm_line)), capacity_(static_cast<std::uint64_t>(rates.l2_capacity / rates.gm_line)) {
+    : r_(rates), line_(static_cast<std::uint64_t>(rates.gm_line)), capacity_(static_cast<std::uint64_t>(rates.l2_capacity / rates.gm_line)),
+      hbm_(rates.hbm_bytes), l2_(rates.l2_bytes) {
   warm_share_ = !warm ? 0.0 : total_bytes <= rates.l2_capacity ? 1.0 : rates.l2_capacity / static_cast<double>(total_bytes);
 }
 
@@ -52,40 +53,37 @@ Memory::Touched Memory::touch(std::uint32_t tensor, std::uint64_t address, const
 
 // Written lines leave for HBM when as many lines as L2 holds have come in after them. Nobody waits for that, but the
 // memory is busy meanwhile.
-void Memory::write_back() {
+void Memory::write_back(double now) {
   while (!dirty_.empty() && inserted_ - dirty_.front().stamp >= capacity_) {
     const double bytes = static_cast<double>(dirty_.front().lines * line_);
     hbm_written_bytes += bytes;
-    hbm_free_ += bytes / r_.hbm_bytes;
+    hbm_.serve(now, bytes);
     dirty_.pop_front();
   }
 }
 
 Memory::Access Memory::access(std::uint32_t tensor, std::uint64_t address, const Cost& cost, double start) {
   const Touched t = touch(tensor, address, cost);
-  const double moved = static_cast<double>(t.lines * line_), transfer = moved / cost.bandwidth;
+  const double moved = static_cast<double>(t.lines * line_);
+  const double alone = start + std::max(cost.occupancy, moved / cost.bandwidth);
+  const double issue = std::max(alone, l2_.serve(start, moved));
   Access a;
   l2_bytes += moved;
-  const double port = std::max(start, l2_free_);
-  l2_free_ = port + moved / r_.l2_bytes;
-  a.wait_l2 = std::max(0.0, l2_free_ - start - std::max(cost.occupancy, transfer));
-  const double issue = std::max(start + std::max(cost.occupancy, transfer), l2_free_);
+  a.wait_l2 = issue - alone;
   a.pipe_free = issue;
   a.done = issue + cost.base;
+  write_back(start);
   if (cost.gm == Gm::write) {
     written_bytes += static_cast<double>(cost.rows * cost.row_bytes);
     dirty_.push_back({inserted_, static_cast<std::uint32_t>(t.lines)});
-    write_back();
     return a;
   }
   read_bytes += static_cast<double>(cost.rows * cost.row_bytes);
   double arrival = t.ready;
   if (t.missed) {
     const double bytes = static_cast<double>(t.missed * line_);
-    write_back();
     hbm_read_bytes += bytes;
-    hbm_free_ = std::max(start, hbm_free_) + bytes / r_.hbm_bytes;
-    const double fetched = std::max(hbm_free_, issue) + r_.hbm_latency;
+    const double fetched = std::max(hbm_.serve(start, bytes), issue) + r_.hbm_latency;
     fill_done_.push_back(fetched);
     arrival = std::max(arrival, fetched);
   }
