@@ -127,7 +127,8 @@ def translate(source: str) -> Translation:
     text = _UB_BASE.sub(r"((\1*)(::usim::ub_base() + \2))", source)
     text, modes = _rewrite_simt(text)
     text = _rewrite_calls(text, modes)
-    if re.search(r"debug_print|device_assert", text):
+    text = re.sub(r"\bdevice_assert(?:_with_msg)?\(", "::usim::device_assert(", text)
+    if "debug_print" in text:
         # Two copies of these functions exist, told apart by the vendor's compiler; here one is made visible.
         last = list(re.finditer(r"^#include .*\n", text, re.M))[-1].end()
         text = text[:last] + "using namespace __asc_simt_vf; " + text[last:]

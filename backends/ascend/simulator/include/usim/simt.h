@@ -7,6 +7,7 @@
 
 #include "usim/device.h"
 #include "usim/elements.h"
+#include "usim/debug.h"
 #include "usim/simt_launch.h"
 #include "usim/simt_vectors.h"
 #include "usim/simt_convert.h"
