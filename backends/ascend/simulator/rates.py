@@ -39,7 +39,7 @@ RATES: dict[str, Rate] = {
     # ---- chip ----
     "clock_mhz": Rate(1650, "MHz", "mmad example", "AI core clock; 32 cores at this clock give the quoted peaks"),
     "ai_cores": Rate(32, "cores", "announcement", "full part: 432 TFLOPS bf16 = 32 x 4096 MAC x 2 x 1.65 GHz"),
-    "launch_us": Rate(5.0, "us", "fitted", "time of an empty launch as a caller measures it"),
+    "launch_us": Rate(2.75, "us", "fitted", "added to every kernel; with hbm_latency on four dense rows"),
     # ---- cube: multiply-accumulates per cycle, and latency of a multiply beyond its throughput ----
     "mac_16bit": Rate(4096, "MAC/cycle", "cube table", "16 x 16 x 16"),
     "mac_8bit": Rate(8192, "MAC/cycle", "cube table", "16 x 16 x 32"),
@@ -101,8 +101,8 @@ RATES: dict[str, Rate] = {
     # ---- shared memory system ----
     "l2_bytes": Rate(3200, "B/cycle", "platform file", "100 per core x 32 cores"),
     "l2_capacity": Rate(128 * 2**20, "B", "platform file", "4 MiB per core (112 MiB on 28 cores) x 32 cores"),
-    "hbm_bytes": Rate(2100, "B/cycle", "fitted", "950DT; about 4 TB/s announced = 2424"),
-    "hbm_latency": Rate(500, "cycles", "fitted", "added to a copy that misses in L2"),
+    "hbm_bytes": Rate(2142, "B/cycle", "fitted", "950DT, on hc_prenorm M=8192: 3463 GB/s x 136.7 us / (136.7 - 2.75) us; announced: 2424"),
+    "hbm_latency": Rate(600, "cycles", "fitted", "added to a copy that misses in L2; with launch_us on four dense rows"),
 }
 
 
