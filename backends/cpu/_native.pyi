@@ -1,54 +1,39 @@
-"""Native kernels of the CPU backend: addresses, sizes and strides; nothing is checked."""
-
-STEP: int
-
-class Matrix:
-    def __init__(
-        self,
-        data: int,
-        kind: int,
-        mn: int,
-        k: int,
-        stride_mn: int,
-        stride_k: int,
-        k_major: bool,
-        scales: int,
-        bytes_per_word: int,
-        scale_stride_mn: int,
-        scale_stride_k: int,
-        gran_mn: int,
-        gran_k: int,
-        /,
-    ) -> None: ...
+OperandFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+OutputFields = tuple[int, int, int, int, int, int]
 
 def isa_variants() -> list[str]: ...
-def isa_in_force() -> str: ...
-def use_isa(name: str, /) -> None: ...
+def gemm(
+    a: OperandFields,
+    b: OperandFields,
+    out: OutputFields,
+    alpha: float,
+    threads: int,
+    isa: str | None = None,
+    allows_bf16: bool = True,
+    row_invariant: bool = False,
+) -> None: ...
 def decode(
-    x: Matrix,
+    operand: OperandFields,
     row0: int,
     row1: int,
-    k0: int,
-    k1: int,
-    scaled: bool,
     out: int,
-    ld: int,
-    to_bf16: bool,
-    num_threads: int,
-    /,
+    is_fp32: bool,
+    pitch: int,
+    apply_scales: bool,
+    threads: int,
+    isa: str | None = None,
 ) -> None: ...
-def multiply_few_rows(a: int, lda: int, rows: int, b: Matrix, acc: int, ldacc: int, num_threads: int, /) -> None: ...
-def store(
-    acc: int,
-    ldacc: int,
-    rows: int,
-    columns: int,
-    c: int,
-    ldc: int,
-    alpha: float,
+def is_exact_in_bf16(operand: OperandFields) -> bool: ...
+def weighted_relu_sum(
+    dots: int,
+    dots_pitch: tuple[int, int],
+    weights: int,
+    weights_pitch: tuple[int, int],
     out: int,
-    ldout: int,
-    is_bf16: bool,
-    num_threads: int,
-    /,
+    out_pitch: int,
+    sizes: tuple[int, int, int],
+    threads: int,
+    isa: str | None = None,
 ) -> None: ...
+def peak_scratch_bytes() -> int: ...
+def reset_peak_scratch_bytes() -> None: ...

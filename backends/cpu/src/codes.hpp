@@ -7,6 +7,8 @@
 
 #include "operand.hpp"
 
+#define CPU_NATIVE_INLINE inline __attribute__((always_inline))
+
 namespace cpu_native {
 
 // Values of the 256 E4M3 codes (0x7f and 0xff are NaN) and of the 256 UE8M0 exponents (0 is 2^-127, 255 is NaN).
@@ -28,12 +30,37 @@ inline uint16_t bf16_of_float(float value) {
     return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// Scales of `count` rows in one K block. Divisions are kept out of the loops: they cost more than decoding a row.
+inline void scales_of_rows(const Operand& op, int64_t row0, int64_t count, int64_t k_block, float* out) {
+    const uint8_t* column = op.scales;
+    if (op.is_ue8m0) {
+        const int shift = op.scale_bytes / 2;  // words of 4 bytes: 2, of 2 bytes: 1
+        column += (k_block >> shift) * op.scale_pitch_k + (k_block & (op.scale_bytes - 1));
+    } else {
+        column += k_block * op.scale_pitch_k;
+    }
+    int64_t row_block = row0, rows_left = 1;
+    if (op.gran_mn != 1) {
+        row_block = row0 / op.gran_mn;
+        rows_left = op.gran_mn - row0 % op.gran_mn;
+    }
+    const uint8_t* at = column + row_block * op.scale_pitch_mn;
+    for (int64_t i = 0; i < count; ++i) {
+        if (op.is_ue8m0)
+            out[i] = ue8m0_values[*at];
+        else
+            std::memcpy(out + i, at, sizeof(float));
+        if (--rows_left == 0) {
+            rows_left = op.gran_mn;
+            at += op.scale_pitch_mn;
+        }
+    }
+}
+
 inline float scale_at(const Operand& op, int64_t row, int64_t k_block) {
-    const uint8_t* words = op.scales + (row / op.gran_mn) * op.scale_pitch_mn;
-    if (op.is_ue8m0) return ue8m0_values[words[k_block / op.scale_bytes * op.scale_pitch_k + k_block % op.scale_bytes]];
-    float value;
-    std::memcpy(&value, words + k_block * op.scale_pitch_k, sizeof value);
-    return value;
+    float scale;
+    scales_of_rows(op, row, 1, k_block, &scale);
+    return scale;
 }
 
 // E4M3 code of element (row, k) of an fp8 or fp4 operand.

@@ -25,6 +25,9 @@ struct Operand {
     int64_t gran_mn, gran_k;
 };
 
+// Limits of dot_gemm.hpp; the second bounds its decoded A to 4 MiB.
+inline constexpr int64_t most_dot_rows = 4, most_dot_k = int64_t(1) << 18;
+
 enum class OutputType : int { bf16, fp32 };
 
 // out[i, j] = addend[i, j] + alpha * product[i, j]; the addend may be the output itself.
@@ -36,6 +39,17 @@ struct Output {
     OutputType addend_type;
     int64_t addend_pitch;
     float alpha;
+};
+
+// The head sum of MQA logits; see relu_sum.hpp. Pitches in elements.
+struct ReluSum {
+    const float* dots;
+    int64_t dots_pitch_s, dots_pitch_h;
+    const float* weights;
+    int64_t weights_pitch_s, weights_pitch_h;
+    float* out;
+    int64_t out_pitch;
+    int64_t num_rows, num_heads, num_columns;
 };
 
 }  // namespace cpu_native

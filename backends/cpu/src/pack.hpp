@@ -10,53 +10,71 @@ template <class V>
 struct Packer {
     static constexpr int lanes = V::lanes, group = V::group;
     static constexpr int chunk = 16;                         // K steps handled at a time
+    static constexpr int64_t most_steps = 256;
+    static constexpr int64_t prefetch_bytes = 256;
     static constexpr int period = lanes * group;             // values after which the row repeats
     static constexpr int vectors = chunk / lanes;            // that hold 16 values
 
-    // Packs columns k0 .. k0 + count of rows row0 .. row0 + lanes. `out` has room for an even number of K steps.
+    // Packs columns k0 .. k0 + count of rows row0 .. row0 + lanes, count <= most_steps; k0 is even for fp4.
+    // `out` has room for an even number of K steps.
     static void panel(const Operand& op, int64_t row0, int64_t k0, int64_t count, typename V::Packed* out) {
         alignas(64) float scales[period], folded[period];
-        int64_t scaled_block = -1;
+        int64_t block_end = count;  // relative to k0, as all K positions here
         bool is_foldable = true;
         for (int i = 0; i < period; ++i) scales[i] = 1, folded[i] = V::code_factor;
+        int64_t block = 0;
+        if (op.scales != nullptr) {
+            block = k0 / op.gran_k;
+            block_end = block * op.gran_k - k0;
+        }
+        const bool is_coded = has_codes(op);
+        const Lines lines(op, row0, k0);
         for (int64_t done = 0; done < count;) {
-            const int64_t k = k0 + done;
-            int64_t steps = count - done < chunk ? count - done : chunk;
-            if (op.scales != nullptr) {
-                const int64_t block = k / op.gran_k, block_end = (block + 1) * op.gran_k;
-                if (steps > block_end - k) steps = block_end - k;
-                if (block != scaled_block) {
-                    is_foldable = load_scales(op, row0, block, scales, folded);
-                    scaled_block = block;
-                }
+            if (op.scales != nullptr && done >= block_end) {
+                // Only the first block may have begun before k0.
+                is_foldable = load_scales(op, row0, done == 0 ? block : ++block, scales, folded);
+                block_end += op.gran_k;
             }
-            if (has_codes(op))
-                codes_chunk(op, row0, k, int(steps), scales, folded, is_foldable, out);
+            int64_t steps = count - done < chunk ? count - done : chunk;
+            if (steps > block_end - done) steps = block_end - done;
+            if (is_coded)
+                codes_chunk(op, lines, row0, k0, done, int(steps), scales, folded, is_foldable, out);
             else
-                plain_chunk(op, row0, k, int(steps), scales, out);
+                plain_chunk(op, row0, k0 + done, int(steps), scales, out);
             done += steps;
             out += (steps + group - 1) / group * lanes;
         }
     }
 
 private:
+    // Where the rows of a K-major panel lie; rows outside the operand are zeros.
+    struct Lines {
+        const uint8_t* at[lanes];
+        Lines(const Operand& op, int64_t row0, int64_t k0) {
+            const int64_t offset = op.kind == Kind::fp4 ? k0 / 2 : k0;
+            for (int r = 0; r < lanes; ++r) at[r] = row0 + r < op.mn ? op.data + (row0 + r) * op.pitch + offset : zeros;
+        }
+    };
+    alignas(64) static constexpr uint8_t zeros[most_steps] = {};
+
     static bool load_scales(const Operand& op, int64_t row0, int64_t block, float* scales, float* folded) {
+        float column[lanes] = {};
+        scales_of_rows(op, row0, op.mn - row0 < lanes ? op.mn - row0 : lanes, block, column);
         bool is_foldable = true;
         for (int r = 0; r < lanes; ++r) {
-            const float scale = row0 + r < op.mn ? scale_at(op, row0 + r, block) : 0.0f;
-            is_foldable &= scale < largest_foldable_scale && scale > -largest_foldable_scale;
+            is_foldable &= column[r] < largest_foldable_scale && column[r] > -largest_foldable_scale;
             for (int g = 0; g < group; ++g) {
-                scales[r * group + g] = scale;
-                folded[r * group + g] = scale * V::code_factor;
+                scales[r * group + g] = column[r];
+                folded[r * group + g] = column[r] * V::code_factor;
             }
         }
         return is_foldable;
     }
 
-    static void codes_chunk(const Operand& op, int64_t row0, int64_t k, int steps, const float* scales,
+    static void codes_chunk(const Operand& op, const Lines& lines, int64_t row0, int64_t k0, int64_t done, int steps, const float* scales,
                             const float* folded, bool is_foldable, typename V::Packed* out) {
         alignas(64) uint8_t codes[chunk * lanes];
-        gather_codes(op, row0, k, steps, codes);
+        gather_codes(op, lines, row0, k0, done, steps, codes);
         const int words = (steps + group - 1) / group * lanes;
         typename V::NanCheck nan;
         if (is_foldable) {
@@ -93,25 +111,27 @@ private:
     }
 
     // Fills codes[steps / group][lanes][group]; padded with zeros up to `chunk` steps.
-    static void gather_codes(const Operand& op, int64_t row0, int64_t k, int steps, uint8_t* codes) {
+    static void gather_codes(const Operand& op, const Lines& lines, int64_t row0, int64_t k0, int64_t done, int steps,
+                             uint8_t* codes) {
         const bool is_fp4 = op.kind == Kind::fp4;
-        if (op.is_k_major && steps == chunk && !(is_fp4 && k % 2 != 0)) {
-            static constexpr uint8_t zeros[chunk] = {};
-            alignas(16) uint8_t expanded[lanes][chunk];
+        if (op.is_k_major && steps == chunk && !(is_fp4 && done % 2 != 0)) {
+            const int64_t offset = is_fp4 ? done / 2 : done;
+            // The next pass reads these rows one tile further on, too short a run for the hardware to foresee.
+            if (offset % 64 == 0)
+                for (int r = 0; r < lanes; ++r) __builtin_prefetch(lines.at[r] + offset + prefetch_bytes);
             const uint8_t* rows[lanes];
+            alignas(16) uint8_t expanded[lanes][chunk];
             for (int r = 0; r < lanes; ++r) {
-                if (row0 + r >= op.mn) {
-                    rows[r] = zeros;
-                } else if (is_fp4) {
-                    V::codes_of_fp4(op.data + (row0 + r) * op.pitch + k / 2, expanded[r]);
+                rows[r] = lines.at[r] + offset;
+                if (is_fp4) {
+                    V::codes_of_fp4(rows[r], expanded[r]);
                     rows[r] = expanded[r];
-                } else {
-                    rows[r] = op.data + (row0 + r) * op.pitch + k;
                 }
             }
             V::transpose16(rows, codes);
             return;
         }
+        const int64_t k = k0 + done;
         const bool is_whole = row0 + lanes <= op.mn;
         if (!op.is_k_major && group == 1 && is_whole) {
             for (int s = 0; s < steps; ++s) {

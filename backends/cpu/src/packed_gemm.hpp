@@ -26,7 +26,7 @@ struct PackedGemm {
 
     static void run(const Operand& a, const Operand& b, const Output& out, int threads) {
         const int64_t m = a.mn, n = b.mn, k = a.k;
-        const int64_t num_passes = (k + block_k - 1) / block_k;
+        const int64_t num_passes = k == 0 ? 1 : (k + block_k - 1) / block_k;
         int64_t block_rows = packed_a_bytes / (num_passes * block_words * int64_t(sizeof(Packed))) * lanes;
         block_rows = block_rows < least_block_rows ? least_block_rows : block_rows;
         block_rows = block_rows > most_block_rows ? most_block_rows : block_rows;

@@ -6,16 +6,6 @@
 
 namespace cpu_native {
 
-struct ReluSum {
-    const float* dots;
-    int64_t dots_pitch_s, dots_pitch_h;  // elements
-    const float* weights;
-    int64_t weights_pitch_s, weights_pitch_h;
-    float* out;
-    int64_t out_pitch;
-    int64_t num_rows, num_heads, num_columns;
-};
-
 template <class V>
 struct ReluSumKernel {
     static constexpr int64_t columns_per_task = 1024;

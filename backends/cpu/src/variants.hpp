@@ -2,7 +2,6 @@
 #pragma once
 
 #include "operand.hpp"
-#include "relu_sum.hpp"
 
 namespace cpu_native {
 
@@ -34,8 +33,14 @@ const Variant* find_variant(const char* name);
 // Whether every element of the operand, scales applied, is a bfloat16 number (range aside): scales are powers of two.
 bool is_exact_in_bf16(const Operand& op);
 
-// out = addend + alpha * A B^T with the variant's kernels. `row_invariant` keeps the bits of a row of the product the
-// same for any number of rows of A.
-void gemm(const Variant& variant, const Operand& a, const Operand& b, const Output& out, int threads, bool row_invariant);
+struct GemmOptions {
+    int threads;
+    const Variant* variant;  // null: the best one that computes these operands exactly
+    bool allows_bf16;        // whether that may be one that multiplies bfloat16 pairs
+    bool is_row_invariant;   // keep the bits of a row of the product the same for any number of rows of A
+};
+
+// out = addend + alpha * A B^T. False, nothing written: the variant asked for does not compute these operands exactly.
+bool gemm(const Operand& a, const Operand& b, const Output& out, GemmOptions options);
 
 }  // namespace cpu_native

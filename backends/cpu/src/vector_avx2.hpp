@@ -4,8 +4,7 @@
 #include "codes.hpp"
 
 namespace cpu_native {
-
-#define CPU_NATIVE_INLINE inline __attribute__((always_inline))
+namespace {  // each build needs its own copy: the linker must never merge code compiled for different machines
 
 // Pieces on 128-bit registers that AVX2 and AVX-512 share.
 struct X86Codes {
@@ -130,4 +129,5 @@ struct Avx2 : X86Codes {
     }
 };
 
+}  // namespace
 }  // namespace cpu_native

@@ -5,6 +5,7 @@
 #include "vector_avx2.hpp"
 
 namespace cpu_native {
+namespace {  // as in vector_avx2.hpp
 
 struct Avx512 : X86Codes {
     static constexpr const char* name = "avx512";
@@ -66,7 +67,7 @@ struct Avx512 : X86Codes {
     }
 };
 
-#ifdef __AVX512BF16__
+#ifdef CPU_NATIVE_BF16_PAIRS
 // A packed word holds the bfloat16 values of two K steps of one row. Only for operands that bfloat16 holds exactly.
 struct Avx512Bf16 : Avx512 {
     static constexpr const char* name = "avx512_bf16";
@@ -108,4 +109,5 @@ struct Avx512Bf16 : Avx512 {
 };
 #endif
 
+}  // namespace
 }  // namespace cpu_native

@@ -4,6 +4,7 @@
 #include "codes.hpp"
 
 namespace cpu_native {
+namespace {
 
 struct Portable {
     static constexpr const char* name = "portable";
@@ -94,4 +95,5 @@ struct Portable {
     }
 };
 
+}  // namespace
 }  // namespace cpu_native
