@@ -76,7 +76,9 @@ def gemm(problem: GemmProblem) -> None:
 
 def _variant(problem: GemmProblem, a: Operand, b: Operand, num_cores: int) -> GemmVariant:
     element: Element = a.kind  # type: ignore[assignment]  # why_not refused fp32
-    epilogue: Epilogue = "add" if problem.c is not None else "store" if problem.alpha == 1.0 else "scale"
+    epilogue: Epilogue = "store" if problem.alpha == 1.0 else "scale"
+    if problem.c is not None:
+        epilogue = "accumulate" if problem.c is problem.d else "add"
     is_scaled = a.scales is not None
     row_multiple = 16 if a.is_k_major and b.is_k_major else transposed_row_multiple(element)
     out_bytes = problem.d.element_size()

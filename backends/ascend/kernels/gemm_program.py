@@ -3,6 +3,9 @@
 Importing this module imports TileLang. Which variant a problem needs is decided in gemm.py, the tile sizes in gemm_tiles.py.
 """
 
+# mypy: ignore-errors
+# TileLang rewrites these functions from their source: annotations are tensor types, assignments declare buffers.
+
 from typing import Any, NamedTuple
 
 import tilelang.ascend.language as T  # noqa: N812
@@ -28,6 +31,7 @@ def build(variant: GemmVariant) -> Any:
     bm, bn, bk = tiles.m, tiles.n, tiles.k
     step_k, step_pairs = tiles.k_step, tiles.k_step // PAIR
     element = _DTYPES[variant.element]
+    adds = epilogue in ("add", "accumulate")
 
     @T.prim_func
     def gemm(A: a_type, B: b_type, SA: sa_type, SB: sb_type, C: c_type, D: d_type, alpha: T.float32):
@@ -51,7 +55,7 @@ def build(variant: GemmVariant) -> Any:
                 product = T.alloc_shared((bm // 2, bn), "float32")
                 result = T.alloc_shared((bm // 2, bn), out)
                 T.annotate_buffer_versions({product: 1, result: 1})
-            if epilogue == "add":
+            if adds:
                 addend = T.alloc_shared((bm // 2, bn), out)
                 T.annotate_buffer_versions({addend: 1})
             columns = T.ceildiv(N, bn)
@@ -75,9 +79,11 @@ def build(variant: GemmVariant) -> Any:
                     T.dual_copy(c0, product)
                     if epilogue == "add":
                         T.dual_copy(C[m : m + bm, n : n + bn], addend)
+                    if epilogue == "accumulate":
+                        T.dual_copy(D[m : m + bm, n : n + bn], addend)
                     with T.SimtVF(threads=THREADS):
                         for i, j in T.Parallel(bm // 2, bn):
-                            if epilogue == "add":
+                            if adds:
                                 result[i, j] = T.cast(T.cast(addend[i, j], "float32") + alpha * product[i, j], out)
                             else:
                                 result[i, j] = T.cast(alpha * product[i, j], out)

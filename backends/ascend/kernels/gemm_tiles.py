@@ -24,7 +24,7 @@ def footprint(tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, e
     data = (tiles.m + tiles.n) * tiles.k * bits // 8
     scales = (tiles.m + tiles.n) * (tiles.k // PAIR) * 2 if is_scaled else 0
     half = tiles.m // 2 * tiles.n  # the two vector cores share the rows of a tile
-    ub_bytes = {"store": 0, "scale": 4 + out_bytes, "add": 4 + 2 * out_bytes}[epilogue]
+    ub_bytes = {"store": 0, "scale": 4 + out_bytes}.get(epilogue, 4 + 2 * out_bytes)
     return {
         "L1": STREAMED_VERSIONS * (data + scales),
         "L0A": STREAMED_VERSIONS * tiles.m * tiles.k_step * bits // 8,
@@ -77,7 +77,7 @@ def choose(
     num_cores: int,
     row_multiple: int = 16,
 ) -> Tiles:
-    """Return the cheapest tile sizes that fit; the first of equal ones, so that the choice is stable.
+    """Return the cheapest tile sizes that fit; the smallest of equally cheap ones.
 
     Args:
         row_multiple: what tile rows must be a multiple of; see `transposed_row_multiple`.
@@ -89,4 +89,4 @@ def choose(
         and one.n % row_multiple == 0
         and fits(one, element, is_scaled, out_bytes, epilogue)
     ]
-    return min(usable, key=lambda one: cost(one, m, n, k, element, num_cores))
+    return min(usable, key=lambda one: (cost(one, m, n, k, element, num_cores), one.m * one.n))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Element = Literal["bf16", "fp8", "fp4"]
-#: store: the accumulator as it is; scale: alpha * acc; add: C + alpha * acc.
-Epilogue = Literal["store", "scale", "add"]
+#: store: the accumulator as it is; scale: alpha * acc; add: C + alpha * acc; accumulate: D + alpha * acc.
+Epilogue = Literal["store", "scale", "add", "accumulate"]
 
 #: K elements of one int16 scale word: two blocks of 32.
 PAIR = 64

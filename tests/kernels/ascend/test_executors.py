@@ -1,0 +1,116 @@
+"""Executors: the choice between them, reasons for not running, the disk cache, and the NPU path up to the compiler."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import unikernels as uk
+from unikernels import environment
+from unikernels.backends.ascend.runtime import executor
+from unikernels.errors import BackendUnavailableError, InvalidArgumentError
+
+
+@pytest.fixture
+def set_executor(monkeypatch):
+    """A function that sets UNIKERNELS_ASCEND_EXECUTOR for this test."""
+
+    def choose(name: str) -> None:
+        monkeypatch.setenv("UNIKERNELS_ASCEND_EXECUTOR", name)
+        environment.forget()
+
+    yield choose
+    monkeypatch.undo()
+    environment.forget()
+
+
+def _hide(monkeypatch, module: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == module else found(name, *rest))
+
+
+def test_missing_tilelang_is_the_reason(monkeypatch):
+    _hide(monkeypatch, "tilelang")
+    assert "pip install 'unikernels[ascend]'" in executor.unavailable_reason()
+    with pytest.raises(BackendUnavailableError, match="TileLang is not installed"), uk.use_backend("ascend"):
+        pass
+
+
+def test_missing_compiler_is_the_reason(monkeypatch, ascend):
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    assert "compiler" in ascend.unavailable_reason()
+    assert "/nonexistent/c++" in ascend.unavailable_reason()
+
+
+def test_npu_without_torch_npu_is_the_reason(monkeypatch, set_executor, ascend):
+    set_executor("npu")
+    _hide(monkeypatch, "torch_npu")
+    assert "torch_npu" in ascend.unavailable_reason()
+
+
+def test_simulator_is_automatic_without_npu_but_never_for_cpu_tensors(monkeypatch, set_executor, ascend):
+    set_executor("auto")
+    _hide(monkeypatch, "torch_npu")
+    assert executor.chosen_name() == "sim"
+    assert ascend.device == torch.device("cpu")
+    uk.set_backend(None)
+    with uk.use_backend("auto"):
+        from unikernels import _registry
+
+        assert _registry.backend_for(torch.empty(1)).name == "cpu"
+        assert _registry.current_backend().name == "cpu"
+
+
+def test_cpu_tensors_meet_a_forced_npu(set_executor):
+    set_executor("npu")
+    with pytest.raises(InvalidArgumentError, match="UNIKERNELS_ASCEND_EXECUTOR=npu runs tensors on 'npu'"):
+        executor.executor_for(torch.empty(1))
+
+
+def test_npu_executor_compiles_each_variant_once(monkeypatch):
+    """A stand-in for TileLang's compiler: what it is given, and that launches pass the arguments on in order."""
+    from unikernels.backends.ascend.kernels.expand_fp4 import expand_fp4
+    from unikernels.backends.ascend.runtime import kernel, npu
+
+    compiled, launched = [], []
+    stand_in = types.ModuleType("tilelang")
+    stand_in.compile = lambda program, target: compiled.append((program, target)) or (lambda *a: launched.append(a))
+    monkeypatch.setitem(sys.modules, "tilelang", stand_in)
+    monkeypatch.setattr(kernel.Kernel, "build", lambda self: self.program)
+    monkeypatch.setattr(npu.NpuExecutor, "num_cores", lambda self: 4)
+    runner = npu.NpuExecutor()
+    for rows in (2, 3):
+        result = expand_fp4(runner, torch.zeros(rows, 5, dtype=torch.int8))
+        assert result.shape == (rows, 10)
+        assert result.dtype is torch.float8_e4m3fn
+    assert compiled == [("expand_fp4_program", "ascend")]
+    assert [len(codes) for codes, _ in launched] == [10, 15]
+    assert all(codes.dtype is torch.uint8 and pairs.dtype is torch.uint16 for codes, pairs in launched)
+
+
+_SECOND_PROCESS = """
+import sys, torch, unikernels as uk
+with uk.use_backend("ascend"):
+    d = torch.empty(4, 8)
+    uk.bf16_gemm_nt(torch.ones(4, 16).bfloat16(), torch.ones(8, 16).bfloat16(), d)
+assert (d == 16).all()
+print("tilelang" in sys.modules)
+"""
+
+
+def test_second_process_needs_no_tilelang(ascend):
+    for expected in (None, "False"):
+        found = subprocess.run([sys.executable, "-c", _SECOND_PROCESS], capture_output=True, text=True, check=True)
+        assert expected in (None, found.stdout.strip())
+
+
+def test_discovery_imports_no_tilelang():
+    code = "import sys, unikernels as uk; uk.available_backends(); print('tilelang' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -1,0 +1,122 @@
+"""Dense GEMM on Ascend: exact on small integers with power-of-two scales, for every format, major, tail and epilogue."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import unikernels as uk
+from unikernels.errors import UnsupportedOperationError
+from unikernels.operations.gemm import E2M1_VALUES
+from unikernels.utils import transpose_packed_fp4
+
+_CODES = {value: code for code, value in enumerate(E2M1_VALUES) if code != 8}
+
+
+def _quantised(values, kind, k_major, generator):
+    """Data of integers in -3..3 in a kind and major, random int16 scales, and the float32 values of both."""
+    rows, k = values.shape
+    exponents = torch.randint(125, 130, (rows, -(-k // 64) * 2), generator=generator).to(torch.uint8)
+    exponents[:, -(-k // 32) :] = 0  # a missing last block (contract 2.4)
+    scaled = values * torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)[:, :k]
+    words = exponents.view(torch.int16).mT.contiguous().mT
+    if kind == "fp8":
+        data = values.to(torch.float8_e4m3fn)
+        return (data if k_major else data.mT.contiguous().mT), words, scaled
+    codes = torch.tensor([_CODES[float(x)] for x in values.flatten()], dtype=torch.uint8).view(rows, k)
+    data = (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int8)
+    return (data if k_major else transpose_packed_fp4(data).mT), words, scaled
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
+def test_bf16_is_exact(ascend, small_integers, layout):
+    for m, n, k in ((33, 65, 200), (70, 300, 40), (1, 1, 1)):
+        a, b, d = small_integers(m, k), small_integers(n, k), torch.empty(m, n)
+        left = a.bfloat16() if layout[0] == "n" else a.bfloat16().mT.contiguous()
+        right = b.bfloat16() if layout[1] == "t" else b.bfloat16().mT.contiguous()
+        getattr(uk, f"bf16_gemm_{layout}")(left, right, d)
+        assert torch.equal(d, a @ b.T), (m, n, k)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "majors"),
+    [
+        (("fp8", "fp8"), (True, True)),
+        (("fp8", "fp4"), (False, True)),
+        (("fp4", "fp8"), (True, False)),
+        (("fp4", "fp4"), (True, True)),
+        (("fp4", "fp4"), (False, False)),
+    ],
+)
+def test_scaled_operands_are_exact(ascend, small_integers, kinds, majors):
+    generator = torch.Generator().manual_seed(2)
+    for m, n, k in ((34, 66, 200), (2, 2, 34), (66, 300, 832)):
+        left, right = small_integers(m, k), small_integers(n, k)
+        a, sfa, a_values = _quantised(left, kinds[0], majors[0], generator)
+        b, sfb, b_values = _quantised(right, kinds[1], majors[1], generator)
+        d = torch.empty(m, n)
+        uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
+        assert torch.equal(d, a_values @ b_values.T), (m, n, k)
+
+
+@pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
+def test_c_and_alpha_round_once(ascend, small_integers, out):
+    a, b, c = small_integers(37, 96), small_integers(45, 96), small_integers(37, 45).to(out)
+    expected = (c.float() - 0.375 * (a @ b.T)).to(out)
+    d = torch.full((37, 45), 7.0, dtype=out)
+    uk.bf16_gemm_nt(a.bfloat16(), b.bfloat16(), d, c=c, alpha=-0.375)
+    assert torch.equal(d, expected)
+    uk.bf16_gemm_nt(a.bfloat16(), b.bfloat16(), c, c=c, alpha=-0.375)  # in place
+    assert torch.equal(c, expected)
+
+
+def test_pitches_and_expanded_operands(ascend, small_integers):
+    wide, b = small_integers(20, 300).bfloat16(), small_integers(17, 100).bfloat16()
+    frame = torch.full((20, 40), 7.0)
+    uk.bf16_gemm_nt(wide[:, 100:200], b, frame[:, 3:20])
+    assert torch.equal(frame[:, 3:20], wide[:, 100:200].float() @ b.float().T)
+    assert (frame[:, :3] == 7).all()
+    assert (frame[:, 20:] == 7).all()
+    row = small_integers(1, 100).bfloat16()
+    d = torch.empty(20, 17)
+    uk.bf16_gemm_nt(row.expand(20, 100), b, d)
+    assert torch.equal(d, (row.float() @ b.float().T).expand(20, 17))
+
+
+def test_unscaled_fp8_is_taken_at_face_value(ascend, small_integers):
+    a, b, d = small_integers(33, 200), small_integers(40, 200), torch.empty(33, 40)
+    uk.cublaslt_gemm_nt(a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), d)
+    assert torch.equal(d, a @ b.T)
+
+
+def test_fewer_cores_give_the_same_bits(ascend, small_integers):
+    a, b = torch.randn(150, 96).bfloat16(), torch.randn(600, 96).bfloat16()
+    results = []
+    for cores in (3, ascend.num_cores()):
+        uk.set_num_sms(cores)
+        d = torch.empty(150, 600)
+        uk.bf16_gemm_nt(a, b, d)
+        results.append(d)
+    assert torch.equal(*results)
+
+
+def test_unsupported_problems_say_why(ascend):
+    a = torch.ones(4, 64).to(torch.float8_e4m3fn)
+    odd = torch.full((4, 2), 0.75)
+    d = torch.full((4, 4), 7.0)
+    with pytest.raises(UnsupportedOperationError, match=r"powers of two.*use_ue8m0=True"):
+        uk.fp8_fp4_gemm_nt((a, odd), (a, odd), d, recipe=(1, 1, 32))
+    ones = torch.ones(4, 64).bfloat16()
+    with pytest.raises(UnsupportedOperationError, match="BF16StochasticRounding"):
+        uk.bf16_gemm_nt(ones, ones, torch.empty(4, 4).bfloat16(), epilogue=uk.epilogue.BF16StochasticRounding())
+    assert (d == 7).all()
+
+
+def test_simulated_reports_are_collected(ascend, small_integers):
+    from unikernels.backends.ascend.runtime.simulated import recorded_reports
+
+    a = small_integers(8, 64).bfloat16()
+    with recorded_reports() as reports:
+        uk.bf16_gemm_nt(a, a, torch.empty(8, 8))
+    (report,) = reports
+    assert report.instruction_counts()["asc_mmad"] == 1
