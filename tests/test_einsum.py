@@ -74,6 +74,14 @@ def test_reduction_over_the_batch():
         uk.einsum("bmk,bnk->mn", a[:, ::2], b, d[::2], d[::2])
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 5, 1), (1, 5, 2), (3, 1, 1), (1, 1, 3)])
+def test_reduction_of_thin_matrices(m, n, k):
+    a, b = torch.arange(4.0 * m * k).view(4, m, k).bfloat16(), torch.arange(4.0 * n * k).view(4, n, k).bfloat16()
+    d = torch.zeros(m, n)
+    uk.einsum("bmk,bnk->mn", a, b, d, d)
+    assert torch.equal(d, torch.einsum("bmk,bnk->mn", a.float(), b.float()))
+
+
 @pytest.mark.parametrize("expr", ["bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr"])
 @pytest.mark.parametrize("empty", ["b", "r", "d"])
 def test_empty(expr, empty):

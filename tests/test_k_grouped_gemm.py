@@ -63,6 +63,13 @@ def test_all_groups_empty(quantised):
     assert (d == 3).all()
 
 
+def test_all_groups_of_a_flat_buffer_empty():
+    a, b = (torch.empty(0, dtype=FP8), torch.empty(4, 0)), (torch.empty(0, dtype=FP8), torch.empty(8, 0))
+    d, c = torch.full((2, 4, 8), torch.nan), torch.full((2, 4, 8), 5.0)
+    uk.k_grouped_fp8_gemm_nt_contiguous(a, b, d, [0, 0], int32([0, 0]), c)
+    assert (d == 5).all()
+
+
 def test_odd_number_of_tiles():
     generator = torch.Generator().manual_seed(0)
     ks, m, n = [384, 256], 192, 200

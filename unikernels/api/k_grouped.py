@@ -59,7 +59,7 @@ def _flat(function: str, name: str, data: Tensor, mn: int, ks: tuple[int, ...] |
             f"[{mn}, k_i] block per group, sum of ks_cpu is {sum_k}."
         )
     joined = torch.empty((mn, sum_k), dtype=torch.uint8, device=data.device)
-    if not data.is_meta:
+    if sum_k and not data.is_meta:
         blocks = data.view(-1).view(torch.uint8).split([mn * k for k in ks])
         torch.cat([block.view(mn, -1) for block, k in zip(blocks, ks, strict=True) if k], dim=1, out=joined)
     return Operand(joined.view(data.dtype), "fp8", mn, sum_k, True)
@@ -145,7 +145,7 @@ def _run(
     addend = validate.addend(function, c, d)
     if addend is not None:
         validate.require_contiguous(function, "c", addend)
-    validate.epilogue_outputs(function, store, addend, a.mn, b.mn, d.device)
+    validate.epilogue_outputs(function, store, addend, a.mn, b.mn, d)
     validate.require_same_device(function, d, a=a.data, b=b.data, **scale_tensors)
     layout = _layout(function, grouped_layout, d, a, ks, uses_psum)
     if d.numel() == 0:

@@ -45,5 +45,6 @@ def _joined(operand: Operand, start: int, stop: int) -> Operand:
     """Return entries start:stop side by side along K; operands of a sum over the batch are plain (no scales)."""
     if stop - start == 1:
         return operand.group(start)
-    data = operand.data[start:stop].transpose(0, 1).flatten(1)
+    # `flatten` gives a view, with unit stride along mn, where entries are one element long.
+    data = operand.data[start:stop].transpose(0, 1).flatten(1).contiguous()
     return Operand(data, operand.kind, operand.mn, data.shape[1], True)
