@@ -125,7 +125,7 @@ WRONG_DENSE = [
     ),
     (lambda a: {"cu_seq_len_k_end": int32([8])}, "cu_seq_len_k_end has shape \\(1,\\), expected \\(2,\\)"),
     (lambda a: {"max_seqlen_k": -1}, "max_seqlen_k is -1, expected at least 0"),
-    (lambda a: {"max_seqlen_k": 8.0}, "max_seqlen_k is 8.0, expected an int"),
+    (lambda a: {"max_seqlen_k": 8.0}, r"max_seqlen_k is 8.0 \(float\), expected a Python int"),
     (lambda a: {"schedule_meta": torch.zeros(4)}, "schedule_meta has dtype torch.float32, expected int32"),
     (
         lambda a: {"logits_dtype": torch.float16},

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
+import torch
 
 from . import _hookspecs, environment
 from .errors import BackendUnavailableError, InvalidArgumentError, UnsupportedOperationError
@@ -217,7 +218,7 @@ def _bind(operation: str, name: str, device_type: str) -> Callable[[Any], Any]:
     if device_type == "meta":
         return lambda problem: None  # shapes were checked; there is nothing to compute
     chosen = _choose(name, device_type)
-    method: Callable[[Any], Any] = getattr(chosen, operation)
+    method = _without_autograd(getattr(chosen, operation))
     fallback_name = environment.read("UNIKERNELS_FALLBACK")
     has_limits = type(chosen).why_not is not _base_class().why_not
     if not has_limits and (chosen.implements(operation) or not fallback_name):
@@ -232,13 +233,25 @@ def _bind(operation: str, name: str, device_type: str) -> Callable[[Any], Any]:
             return method(problem)
         if fallback_name and fallback_name != chosen.name:
             _report_fallback(operation, chosen.name, fallback_name, reason)
-            return getattr(_choose(fallback_name, device_type), operation)(problem)
+            return _without_autograd(getattr(_choose(fallback_name, device_type), operation))(problem)
         if not chosen.implements(operation):
             return method(problem)  # raises, naming the backends that have it
         others = ", ".join(other for other in backends_with(operation) if other != chosen.name)
         raise UnsupportedOperationError(
             f"{operation}: backend '{chosen.name}' cannot: {reason}. Other backends with this operation: {others}."
         )
+
+    return run
+
+
+def _without_autograd(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Results are written in place and carry no gradient, whichever of a problem's tensors require one."""
+
+    def run(problem: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return method(problem)
+        with torch.no_grad():
+            return method(problem)
 
     return run
 

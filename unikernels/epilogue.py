@@ -6,9 +6,25 @@ Contract: DeepGEMM 2.8.2, section "alpha and epilogues"; FP8Quantization is Deep
 
 from __future__ import annotations
 
+from numbers import Real
+
 from torch import Tensor
 
 from .errors import ArgumentTypeError, InvalidArgumentError
+
+
+def real_number(function: str, name: str, value: object) -> float:
+    """Return a Python or NumPy number (no bool, no tensor) as a float, or refuse it."""
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ArgumentTypeError(f"{function}: {name} is {value!r} ({type(value).__name__}), expected a Python number.")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidArgumentError(
+            f"{function}: {name} is an int of {len(str(value))} digits, expected a number that float can hold."
+        ) from None
 
 
 class Epilogue:
@@ -35,7 +51,7 @@ class Alpha(Epilogue):
     __slots__ = ("alpha",)
 
     def __init__(self, alpha: float) -> None:
-        self.alpha = float(alpha)
+        self.alpha = real_number("Alpha", "alpha", alpha)
 
 
 class FP8CastWithClamp(Epilogue):
@@ -51,10 +67,12 @@ class FP8CastWithClamp(Epilogue):
     __slots__ = ("clamp_value", "clamped_count", "sfd")
 
     def __init__(self, sfd: Tensor, clamp_value: float | None = None, clamped_count: Tensor | None = None) -> None:
-        if clamp_value is not None and not clamp_value > 0:
-            raise InvalidArgumentError(
-                f"FP8CastWithClamp: clamp_value is {clamp_value}, expected None or a number > 0."
-            )
+        if clamp_value is not None:
+            clamp_value = real_number("FP8CastWithClamp", "clamp_value", clamp_value)
+            if not clamp_value > 0:
+                raise InvalidArgumentError(
+                    f"FP8CastWithClamp: clamp_value is {clamp_value}, expected None or a number > 0."
+                )
         self.sfd = sfd
         self.clamp_value = clamp_value
         self.clamped_count = clamped_count

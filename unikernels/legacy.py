@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import validate
 from ._registry import bound
+from .api.gemm import write_empty_product
 from .api.m_grouped import contiguous_gemm
 from .errors import ArgumentTypeError, InvalidArgumentError
 from .operations.gathered import GatheredKGroupedGemmProblem, GatheredMGroupedGemmProblem
@@ -127,7 +128,7 @@ def _gathered_rows(function: str, a: object, b: object, d: object, mappings: obj
         return
     validate.refuse_overlap(function, "d", output, a=left.data, b=b_data, m_indices=labels, m_row_indices=rows)
     if left.k == 0:
-        output.zero_()
+        write_empty_product(output, None, None)
         return
     problem = GatheredMGroupedGemmProblem(left, right, output, labels, rows, alignment)
     bound("gathered_m_grouped_gemm", output)(problem)

@@ -7,13 +7,14 @@ expected and why, and what to do. Checks read shapes, dtypes and strides only; t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _registry
-from .epilogue import Alpha, BF16StochasticRounding, Epilogue, FP8CastWithClamp, Identity
+from .epilogue import Alpha, BF16StochasticRounding, Epilogue, FP8CastWithClamp, Identity, real_number
 from .errors import ArgumentTypeError, InvalidArgumentError
 from .operations.operands import Kind, Operand
 from .scale_layouts import normalize_scales
@@ -276,15 +277,19 @@ def default_recipe(sfb: Tensor) -> tuple[int, int, int, int]:
 
 
 def _granularities(function: str, name: str, value: object, length: int) -> tuple[int, ...]:
-    if not isinstance(value, (tuple, list)) or len(value) != length or not all(isinstance(x, int) for x in value):
+    if (
+        not isinstance(value, (tuple, list))
+        or len(value) != length
+        or not all(type(x) is int or (isinstance(x, Integral) and not isinstance(x, bool)) for x in value)
+    ):
         form = "(gran_m, gran_n, gran_k)" if length == 3 else "(gran_mn, gran_k)"
         raise InvalidArgumentError(f"{function}: {name} is {value!r}, expected {length} integers {form}.")
-    *rows, gran_k = value
-    if gran_k not in (32, 128) or any(gran <= 0 for gran in rows):
+    *rows, gran_k = granularities = tuple(map(int, value))
+    if gran_k not in (32, 128) or any(not 0 < gran < 1 << 31 for gran in rows):
         raise InvalidArgumentError(
-            f"{function}: {name} is {tuple(value)}, expected positive row granularities and 32 or 128 along K."
+            f"{function}: {name} is {granularities}, expected row granularities from 1 to 2^31 - 1 and 32 or 128 along K."
         )
-    return tuple(value)
+    return granularities
 
 
 def refuse_ue8m0_cast(function: str, disable_ue8m0_cast: object, tensors: Sequence[Tensor]) -> None:
@@ -335,9 +340,7 @@ def epilogue_and_alpha(
         raise InvalidArgumentError(
             f"{function}: give alpha or epilogue, not both. Alpha(...) is the epilogue for alpha."
         )
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
-        raise ArgumentTypeError(f"{function}: alpha is {alpha!r}, expected a Python number.")
-    return float(alpha), None
+    return real_number(function, "alpha", alpha), None
 
 
 def output_dtypes(epilogue: Epilogue | None) -> tuple[torch.dtype, ...]:
@@ -352,9 +355,13 @@ def output_dtypes(epilogue: Epilogue | None) -> tuple[torch.dtype, ...]:
 
 
 def epilogue_outputs(
-    function: str, epilogue: Epilogue | None, c: Any, m: int, num_columns: int, device: torch.device
+    function: str, epilogue: Epilogue | None, c: Any, m: int, num_columns: int, d: Tensor, **read: Tensor
 ) -> None:
-    """Check what an epilogue writes besides d: scales [m, num_columns/32 bytes] and the clamp counter."""
+    """Check what an epilogue writes besides d: scales [m, num_columns/32 bytes] and the clamp counter.
+
+    Args:
+        read: the operands and their scales, which must not be written.
+    """
     if epilogue is None:
         return
     if c is not None:
@@ -371,7 +378,8 @@ def epilogue_outputs(
     require_shape(
         function, "epilogue.sfd", sfd, (m, num_columns // per_word), "one word per row and packed scale group"
     )
-    require_same_device(function, sfd, d=None if sfd.device == device else torch.empty(0, device=device))
+    count = epilogue.clamped_count
+    require_same_device(function, d, **{"epilogue.sfd": sfd, "epilogue.clamped_count": count})
     if m > 1 and sfd.stride(0) != 1:
         raise InvalidArgumentError(
             f"{function}: epilogue.sfd has strides {sfd.stride()}, expected (1, pitch): scales are MN-major. Create it as "
@@ -379,8 +387,9 @@ def epilogue_outputs(
         )
     if sfd.shape[1] > 1 and sfd.stride(1) < m:
         raise InvalidArgumentError(f"{function}: epilogue.sfd has pitch {sfd.stride(1)}, expected at least m={m}.")
-    count = epilogue.clamped_count
+    refuse_overlap(function, "epilogue.sfd", sfd, d=d, **read)
     if count is not None:
         require_dtype(function, "epilogue.clamped_count", count, torch.uint32)
         if count.numel() != 1:
             raise InvalidArgumentError(f"{function}: epilogue.clamped_count has {count.numel()} elements, expected 1.")
+        refuse_overlap(function, "epilogue.clamped_count", count, d=d, **{"epilogue.sfd": sfd}, **read)

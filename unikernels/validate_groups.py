@@ -164,6 +164,4 @@ def group_sizes(function: str, value: object) -> tuple[int, ...] | None:
         raise ArgumentTypeError(f"{function}: ks_cpu is a tensor, expected a list of ints. Pass ks_cpu.tolist().")
     if not isinstance(value, (list, tuple)):
         raise ArgumentTypeError(f"{function}: ks_cpu is {value!r}, expected a list of ints, one per group, or None.")
-    for index, size in enumerate(value):
-        integer(function, f"ks_cpu[{index}]", size, 0)
-    return tuple(value) or None
+    return tuple(integer(function, f"ks_cpu[{index}]", size, 0) for index, size in enumerate(value)) or None

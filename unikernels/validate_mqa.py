@@ -15,11 +15,13 @@ from .errors import ArgumentTypeError, InvalidArgumentError
 from .operations.mqa_logits import PagedKeys, key_operand
 from .operations.operands import Kind, Operand
 from .scale_layouts import ScaleFormat, Scales
+from .validate_plain import integer
 
 #: Rows of logits start at multiples of this many bytes.
 ROW_ALIGNMENT_BYTES = 1024
 PAGE_SIZES = (32, 64, 128)
 MAX_HEADS = 128
+_MAX_COUNT = (1 << 31) - 1
 
 _DIMS: dict[Kind, tuple[int, ...]] = {"fp8": (32, 64, 128), "fp4": (64, 128)}
 _MODES = (
@@ -62,12 +64,11 @@ def _payload(data: Tensor, kind: Kind) -> Tensor:
 
 
 def require_count(function: str, name: str, value: object, minimum: int) -> int:
-    """Refuse anything but an int of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(f"{function}: {name} is {value!r}, expected an int.")
-    if value < minimum:
-        raise InvalidArgumentError(f"{function}: {name} is {value}, expected at least {minimum}.")
-    return value
+    """Refuse anything but an int of at least `minimum` that int32 windows can reach."""
+    count = integer(function, name, value, minimum)
+    if count > _MAX_COUNT:
+        raise InvalidArgumentError(f"{function}: {name} is {count}, expected at most {_MAX_COUNT}: windows are int32.")
+    return count
 
 
 def require_heads(function: str, num_heads: int, maximum: int = MAX_HEADS) -> None:

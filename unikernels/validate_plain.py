@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from . import validate
+from .epilogue import real_number
 from .errors import ArgumentTypeError, InvalidArgumentError
 
 
@@ -50,9 +52,11 @@ def together(function: str, why: str, **values: object) -> bool:
 
 
 def integer(function: str, name: str, value: object, minimum: int, maximum: int | None = None, why: str = "") -> int:
-    """Check a Python int (no bool) in a closed range."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(f"{function}: {name} is {value!r} ({type(value).__name__}), expected a Python int.")
+    """Check an int (also of NumPy, no bool) in a closed range; returns a Python int."""
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ArgumentTypeError(f"{function}: {name} is {value!r} ({type(value).__name__}), expected a Python int.")
+        value = int(value)
     if value < minimum or (maximum is not None and value > maximum):
         expected = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
         raise InvalidArgumentError(f"{function}: {name} is {value}, expected {expected}{f': {why}' if why else ''}.")
@@ -67,12 +71,11 @@ def boolean(function: str, name: str, value: object) -> bool:
 
 
 def number(function: str, name: str, value: object) -> float:
-    """Check a finite Python number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{function}: {name} is {value!r} ({type(value).__name__}), expected a Python number.")
-    if not math.isfinite(value):
+    """Check a finite number."""
+    result = real_number(function, name, value)
+    if not math.isfinite(result):
         raise InvalidArgumentError(f"{function}: {name} is {value}, expected a finite number.")
-    return float(value)
+    return result
 
 
 def multiple(function: str, name: str, value: int, factor: int, what: str) -> None:

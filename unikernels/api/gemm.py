@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import validate
@@ -46,7 +47,7 @@ def run_dense(
     c = validate.addend(function, c, d)
     validate.require_same_device(function, d, a=a.data, b=b.data, **scale_tensors)
     if epilogue is not None:
-        validate.epilogue_outputs(function, epilogue, c, m, n, d.device)
+        validate.epilogue_outputs(function, epilogue, c, m, n, d, a=a.data, b=b.data, **scale_tensors)
     if m == 0 or n == 0:
         return
     validate.refuse_overlap(function, "d", d, a=a.data, b=b.data, **scale_tensors)
@@ -58,6 +59,7 @@ def run_dense(
     bound("gemm", d)(GemmProblem(a, b, d, c, alpha, epilogue, None, uses_vendor_library))
 
 
+@torch.no_grad()
 def write_empty_product(d: Tensor, c: Tensor | None, epilogue: Epilogue | None) -> None:
     """K = 0: d = c, or zeros; an FP8 output zeroes its scales too (contract 1.8)."""
     if c is None:

@@ -1,0 +1,85 @@
+"""Python numbers among the arguments: NumPy's are taken, bools, tensors and numbers nothing can hold are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import unikernels as uk
+from unikernels.epilogue import Alpha, FP8CastWithClamp
+from unikernels.errors import ArgumentTypeError, InvalidArgumentError
+
+FP8 = torch.float8_e4m3fn
+
+
+def _ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _dense(**arguments):
+    a, b = (torch.ones(4, 128).to(FP8), torch.ones(4, 1)), (torch.ones(8, 128).to(FP8), torch.ones(1, 1))
+    d = torch.full((4, 8), 7.0)
+    try:
+        uk.fp8_gemm_nt(a, b, d, **arguments)
+    except InvalidArgumentError:
+        assert d.eq(7).all()
+        raise
+    return d[0, 0].item()
+
+
+@pytest.mark.parametrize("alpha", [np.float32(0.5), np.float64(0.5)])
+def test_alpha_of_numpy(alpha):
+    assert _dense(alpha=alpha) == _dense(epilogue=Alpha(alpha)) == 64
+
+
+@pytest.mark.parametrize("alpha", ["0.5", True, torch.tensor(0.5), 1j])
+def test_alpha_must_be_a_number(alpha):
+    with pytest.raises(ArgumentTypeError, match="alpha is"):
+        _dense(alpha=alpha)
+    with pytest.raises(ArgumentTypeError, match="Alpha: alpha is"):
+        Alpha(alpha)
+
+
+def test_alpha_too_large_for_float():
+    with pytest.raises(InvalidArgumentError, match="alpha is an int of 401 digits"):
+        _dense(alpha=10**400)
+
+
+def test_clamp_value_must_be_a_number():
+    sfd = torch.zeros(4, 1, dtype=torch.int32)
+    assert FP8CastWithClamp(sfd, np.float32(2)).clamp_value == 2.0
+    with pytest.raises(ArgumentTypeError, match="clamp_value is '1'"):
+        FP8CastWithClamp(sfd, "1")
+
+
+@pytest.mark.parametrize("recipe", [tuple(np.array([1, 128, 128])), [1, 128, 128], torch.Size([1, 128, 128])])
+def test_recipe_forms(recipe):
+    assert _dense(recipe=recipe) == 128
+
+
+@pytest.mark.parametrize("recipe", [(True, 128, 128), (1, 128.0, 128), (1, 2**70, 128), (1, 2**31, 128), (1, -1, 128)])
+def test_recipe_must_hold_small_ints(recipe):
+    with pytest.raises(InvalidArgumentError, match="fp8_fp4_gemm_nt: recipe is"):
+        _dense(recipe=recipe)
+
+
+def test_group_sizes_of_numpy():
+    a, b, d = torch.ones(256, 16).bfloat16(), torch.ones(256, 8).bfloat16(), torch.empty(2, 16, 8)
+    uk.k_grouped_bf16_gemm_tn_contiguous(a, b, d, list(np.array([128, 128])), _ints(128, 128))
+    assert d.eq(128).all()
+    with pytest.raises(ArgumentTypeError, match=r"ks_cpu\[0\] is True"):
+        uk.k_grouped_bf16_gemm_tn_contiguous(a, b, d, [True, 256], _ints(128, 128))
+
+
+def test_expected_m_of_numpy():
+    a, b, d = torch.ones(2, 8, 64).bfloat16(), torch.ones(2, 4, 64).bfloat16(), torch.empty(2, 8, 4)
+    uk.m_grouped_bf16_gemm_nt_masked(a, b, d, _ints(8, 8), np.int32(8))
+    assert d.eq(64).all()
+
+
+@pytest.mark.parametrize("columns", [2**31, 2**70])
+def test_more_logits_than_int32_windows_reach(columns):
+    q, keys = torch.ones(2, 4, 64).to(FP8), torch.ones(3, 64).to(FP8)
+    with pytest.raises(InvalidArgumentError, match=r"max_seqlen_k is .* expected at most 2147483647"):
+        uk.fp8_mqa_logits(q, (keys, torch.ones(3)), torch.ones(2, 4), _ints(0, 0), _ints(3, 3), False, columns)
