@@ -155,12 +155,15 @@ def _check_shape(argument: Argument, tensor: torch.Tensor, sizes: dict[str, int]
     fp4 = "float4" in argument.dtype
     expected = [_evaluate(e, sizes) for e in argument.shape]
     given = list(tensor.shape)
-    if fp4 and given and given[-1] * 2 == expected[-1]:
+    packed = fp4 and bool(given) and given[-1] * 2 == expected[-1]
+    if packed:
         expected[-1] //= 2  # two values per byte
     if given != expected:
         raise LaunchError(f"argument '{argument.name}' has shape {tuple(given)}, expected {tuple(expected)} ({', '.join(argument.shape)})")
     if argument.strides:
         wanted = [_evaluate(e, sizes) for e in argument.strides]
+        if packed:
+            wanted = [w // 2 if w > 1 else w for w in wanted]
         if wanted != list(tensor.stride()):
             raise LaunchError(f"argument '{argument.name}' has strides {tuple(tensor.stride())}, expected {tuple(wanted)}")
     elif not tensor.is_contiguous():
