@@ -210,10 +210,13 @@ void floating_multiply(Core& core, const Instruction& i, const Mmad& m, const Op
   if (!ordinary) {
     multiply_in_double(scratch.a, scratch.b, pitch, scratch.scale_a, scratch.scale_b, m, c);
   } else {
-    float* panel = grown(scratch.panel, std::size_t{pitch} * 16);
-    for (std::uint32_t g = 0; g < nb; ++g) {
-      kernels.panel(rows_b + std::size_t{g} * 16 * pitch, pitch, m.k, panel);
-      kernels.multiply(rows_a, pitch, panel, m.k, c + std::size_t{g} * mb * 256, (m.m + 3) / 4 * 4, m.init_zero);
+    // A few panels at a time, so that they stay in the first-level cache while all rows pass.
+    constexpr std::uint32_t kTogether = 2;
+    float* panels = grown(scratch.panel, std::size_t{m.k} * 16 * kTogether);
+    for (std::uint32_t g = 0; g < nb; g += kTogether) {
+      const std::uint32_t count = std::min(kTogether, nb - g);
+      for (std::uint32_t p = 0; p < count; ++p) kernels.panel(rows_b + std::size_t{g + p} * 16 * pitch, pitch, m.k, panels + std::size_t{p} * m.k * 16);
+      kernels.multiply(rows_a, pitch, panels, m.k, c + std::size_t{g} * mb * 256, std::uint64_t{mb} * 256, (m.m + 3) / 4 * 4, count, m.init_zero);
     }
   }
   if (saturate)

@@ -28,4 +28,5 @@ inline void transpose8(const float* in, unsigned pitch, float* out) {
 #define USIM_ISA_NAME "avx2"
 #define USIM_WIDTH 8
 #define USIM_ROWS 4
+#define USIM_PANELS 1
 #include "mmad_kernels.inl"

@@ -2,5 +2,6 @@
 #define USIM_ISA kAvx512Kernels
 #define USIM_ISA_NAME "avx512"
 #define USIM_WIDTH 16
-#define USIM_ROWS 16
+#define USIM_ROWS 8
+#define USIM_PANELS 2
 #include "mmad_kernels.inl"

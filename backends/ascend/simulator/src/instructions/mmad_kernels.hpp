@@ -15,8 +15,10 @@ struct TileKernels {
                  const float* scales, std::uint32_t scale_pitch);
   // Turns 16 float rows into a panel [k][16].
   void (*panel)(const float* rows, std::uint32_t pitch, std::uint32_t k, float* panel);
-  // c[row][16] (+)= rows[row][0..k) * panel, for `count` rows; c rows are 16 floats apart, count is a multiple of 4.
-  void (*multiply)(const float* rows, std::uint32_t pitch, const float* panel, std::uint32_t k, float* c, std::uint32_t count, bool init_zero);
+  // For every panel g of `groups`: c[g * c_stride + row * 16 ..] (+)= rows[row][0..k) * panel g, for `count` rows (a
+  // multiple of 4). Panels follow each other in memory. Sums run over k in order, whatever the instruction set.
+  void (*multiply)(const float* rows, std::uint32_t pitch, const float* panels, std::uint32_t k, float* c, std::uint64_t c_stride,
+                   std::uint32_t count, std::uint32_t groups, bool init_zero);
 };
 
 const TileKernels& tile_kernels();          // best for this CPU
