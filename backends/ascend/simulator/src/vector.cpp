@@ -94,7 +94,7 @@ void VectorRun::run_warp(std::uint32_t first, std::uint32_t last) {
         view_.linear = t;
         thread.fiber.resume();
         current_vector = this;
-        if (launch.stop.load(std::memory_order_relaxed)) leave();
+        if (launch.stopped(core_.block->index)) leave();
       }
       at_warp = at_warp || thread.wait == Wait::warp;
     }
@@ -183,7 +183,23 @@ void VectorRun::check_threads(std::uint64_t offset, std::uint32_t bytes, bool wr
   auto& writers = last_writer[core_.kind == 2];
   auto& readers = last_reader[core_.kind == 2];
   if (writers.empty()) writers.assign(kUbBytes, 0), readers.assign(kUbBytes, 0);
-  const std::uint32_t me = epoch_ << 12 | (view_.linear + 1);
+  const std::uint32_t me = epoch_ << 12 | (view_.linear + 1), interval = epoch_ << 12;
+  {
+    // Nearly always no other thread touched these bytes in this interval; interval numbers only grow.
+    std::uint32_t* const w = writers.data() + offset;
+    std::uint32_t* const r = readers.data() + offset;
+    bool clean = true;
+    for (std::uint32_t b = 0; b < bytes; ++b) clean &= (w[b] < interval) | (w[b] == me);
+    if (write)
+      for (std::uint32_t b = 0; b < bytes; ++b) clean &= (r[b] < interval) | (r[b] == me);
+    if (clean) {
+      if (write)
+        for (std::uint32_t b = 0; b < bytes; ++b) w[b] = me;
+      else
+        for (std::uint32_t b = 0; b < bytes; ++b) r[b] = r[b] >= interval && r[b] != me ? interval | kManyReaders : me;
+      return;
+    }
+  }
   for (std::uint32_t b = 0; b < bytes; ++b) {
     std::uint32_t& w = writers[offset + b];
     std::uint32_t& r = readers[offset + b];
@@ -230,21 +246,19 @@ void VectorRun::touch_ub(std::uint64_t offset, std::uint32_t bytes, bool write, 
   high_ = std::max(high_, offset + bytes);
   std::uint8_t* touched = arena.touched[which].data() + offset;
   const std::uint8_t* valid = arena.valid_ub[which].data() + offset;
-  for (std::uint32_t b = 0; b < bytes; ++b) {
-    if (write && !atomic) {
-      touched[b] |= 2;
-    } else {
-      if (!(touched[b] & 2) && valid[b] != kValid) {
-        if (!read_uninitialised_) {
-          Instruction here = instruction_;
-          if (from) here.site = site_of(core_, from);
-          taint(core_, here, core_.ub(), offset, offset + bytes);
-        }
-        read_uninitialised_ = true;
-      }
-      touched[b] |= atomic ? 3 : 1;
-    }
+  if (write && !atomic) {
+    for (std::uint32_t b = 0; b < bytes; ++b) touched[b] |= 2;
+    return;
   }
+  bool defined = true;
+  for (std::uint32_t b = 0; b < bytes; ++b) defined &= ((touched[b] & 2) != 0) | (valid[b] == kValid);
+  if (!defined && !read_uninitialised_) {
+    Instruction here = instruction_;
+    if (from) here.site = site_of(core_, from);
+    taint(core_, here, core_.ub(), offset, offset + bytes);
+    read_uninitialised_ = true;
+  }
+  for (std::uint32_t b = 0; b < bytes; ++b) touched[b] |= atomic ? 3 : 1;
 }
 
 void VectorRun::touch_gm(Tensor& tensor, std::uint64_t lo, std::uint32_t bytes, bool write, std::uint16_t atomic) {

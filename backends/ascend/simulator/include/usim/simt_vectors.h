@@ -3,11 +3,21 @@
 
 #include <stdint.h>
 
+// Conversions between vectors go lane by lane: TileLang prints a cast of a whole vector as a C cast.
 #define USIM_VECTOR(SCALAR, NAME, SUFFIX, ALIGN)                                                                      \
   struct NAME##1 { SCALAR x; };                                                                                        \
-  struct alignas(2 * sizeof(SCALAR)) NAME##2 { SCALAR x, y; };                                                         \
+  struct alignas(2 * sizeof(SCALAR)) NAME##2 {                                                                         \
+    SCALAR x, y;                                                                                                       \
+    template <class V, class S = decltype(V{}.y), class = decltype(V{S{}, S{}}), class = std::enable_if_t<sizeof(V) == 2 * sizeof(S)>> \
+    explicit constexpr operator V() const { return V{static_cast<S>(x), static_cast<S>(y)}; }                          \
+  };                                                                                                                   \
   struct NAME##3 { SCALAR x, y, z; };                                                                                  \
-  struct alignas(4 * sizeof(SCALAR) > 16 ? 16 : 4 * sizeof(SCALAR)) NAME##4 { SCALAR x, y, z, w; };                    \
+  struct alignas(4 * sizeof(SCALAR) > 16 ? 16 : 4 * sizeof(SCALAR)) NAME##4 {                                          \
+    SCALAR x, y, z, w;                                                                                                 \
+    template <class V, class S = decltype(V{}.w)> explicit constexpr operator V() const {                              \
+      return V{static_cast<S>(x), static_cast<S>(y), static_cast<S>(z), static_cast<S>(w)};                            \
+    }                                                                                                                  \
+  };                                                                                                                   \
   constexpr NAME##1 make_##NAME##1(SCALAR x) { return {x}; }                                                           \
   constexpr NAME##2 make_##NAME##2(SCALAR x, SCALAR y) { return {x, y}; }                                              \
   constexpr NAME##3 make_##NAME##3(SCALAR x, SCALAR y, SCALAR z) { return {x, y, z}; }                                 \
@@ -37,3 +47,22 @@ USIM_VECTOR_OPERATOR(-)
 USIM_VECTOR_OPERATOR(*)
 USIM_VECTOR_OPERATOR(/)
 #undef USIM_VECTOR_OPERATOR
+
+#define USIM_INTEGER_OPERATOR(OP)                                                                                      \
+  constexpr int2 operator OP(int2 a, int2 b) { return {a.x OP b.x, a.y OP b.y}; }                                      \
+  constexpr int4 operator OP(int4 a, int4 b) { return {a.x OP b.x, a.y OP b.y, a.z OP b.z, a.w OP b.w}; }              \
+  constexpr uint2 operator OP(uint2 a, uint2 b) { return {a.x OP b.x, a.y OP b.y}; }                                   \
+  constexpr uint4 operator OP(uint4 a, uint4 b) { return {a.x OP b.x, a.y OP b.y, a.z OP b.z, a.w OP b.w}; }
+USIM_INTEGER_OPERATOR(%)
+USIM_INTEGER_OPERATOR(&)
+USIM_INTEGER_OPERATOR(|)
+USIM_INTEGER_OPERATOR(^)
+USIM_INTEGER_OPERATOR(<<)
+USIM_INTEGER_OPERATOR(>>)
+#undef USIM_INTEGER_OPERATOR
+constexpr float2 operator-(float2 a) { return {-a.x, -a.y}; }
+constexpr float4 operator-(float4 a) { return {-a.x, -a.y, -a.z, -a.w}; }
+constexpr int2 operator~(int2 a) { return {~a.x, ~a.y}; }
+constexpr int4 operator~(int4 a) { return {~a.x, ~a.y, ~a.z, ~a.w}; }
+constexpr uint2 operator~(uint2 a) { return {~a.x, ~a.y}; }
+constexpr uint4 operator~(uint4 a) { return {~a.x, ~a.y, ~a.z, ~a.w}; }
