@@ -231,7 +231,7 @@ void Replay::execute(Pipe& pipe, const Queued& q, const Event& e, double at, Rea
     execute_work(pipe, e, at, end);
     pipe.done = std::max(pipe.done, end);
   }
-  if (core.traced) out.spans.push_back({q.event, static_cast<float>(passive ? 0.0 : std::max(0.0, idle)), at, end});
+  if (core.traced) out.spans.push_back({q.event, passive ? 0.0 : std::max(0.0, idle), at, end});
   if (pipe.id == PIPE_S) {
     core.scalar = std::max(core.scalar, std::max(at, end));
     pipe.free = core.scalar;

@@ -99,7 +99,7 @@ inline constexpr int kPipeCount = 8;
 
 struct CoreEvents { std::uint32_t block, core; const Event* events; std::size_t count; };
 
-struct Span { std::uint32_t event; float wait; double start, end; };  // `end`: result there; wait: cycles stalled before
+struct Span { std::uint32_t event; double wait, start, end; };  // `end`: result there; wait: cycles stalled before
 
 struct CoreResult {
   std::uint32_t block = 0, core = 0;
