@@ -77,12 +77,14 @@ class _Layer:
         buffer.topk_idx[:count] = t["topk_idx"]
         buffer.topk_weights[:count] = t["topk_weights"]
         if "x_sf" in t:
-            buffer.x_sf[:count] = t["x_sf"]
+            # Exponent bytes run along K in every packed format: the backend's words are a view of these.
+            words = t["x_sf"].contiguous().view(buffer.x_sf.dtype)
+            buffer.x_sf[:count] = words
             if self.num_shared:
                 tile = uk.get_block_m_for_mega_moe(
                     1, self.num_experts, buffer.num_max_tokens_per_rank, count, self.num_topk, self.mma_type
                 )
-                buffer.shared_l1_acts_sf[shared_scale_rows(count, tile, t["x"].device)] = t["x_sf"]
+                buffer.shared_l1_acts_sf[shared_scale_rows(count, tile, t["x"].device)] = words
         l1, l2 = uk.transform_weights_for_mega_moe(_weights(t, "l1"), _weights(t, "l2"))
         arguments: dict[str, Any] = {"activation_clamp": self.clamp}
         if self.num_shared:
