@@ -83,3 +83,39 @@ def test_more_logits_than_int32_windows_reach(columns):
     q, keys = torch.ones(2, 4, 64).to(FP8), torch.ones(3, 64).to(FP8)
     with pytest.raises(InvalidArgumentError, match=r"max_seqlen_k is .* expected at most 2147483647"):
         uk.fp8_mqa_logits(q, (keys, torch.ones(3)), torch.ones(2, 4), _ints(0, 0), _ints(3, 3), False, columns)
+
+
+def test_routing_numbers_of_numpy():
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 256, generator=generator).bfloat16(), torch.randn(8, 256, generator=generator).bfloat16()
+    table = torch.arange(24, dtype=torch.int32).view(8, 3), torch.full((8,), 3, dtype=torch.int32)
+    plain = {"num_topk": 2, "num_shared_experts": 0, "routed_scaling_factor": 1.5, "ep_rank": 7}
+    numpy = {
+        name: np.float32(value) if name == "routed_scaling_factor" else np.int8(value) for name, value in plain.items()
+    }
+    first, second = (
+        uk.bf16_mega_gate(
+            x, weight, use_shared_as_routed=False, to_physical_map=table[0], logical_count=table[1], **numbers
+        )
+        for numbers in (plain, numpy)
+    )
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize(("clamp", "text"), [("1", r"is '1' \(str\)"), (True, "is True"), (10**400, "401 digits")])
+def test_activation_clamp_must_be_a_number(clamp, text):
+    buffer = uk.get_symm_buffer_for_mega_moe(None, np.int64(2), 4, np.int32(1), 128, 128, mma_type="bf16xbf16")
+    l1, l2 = torch.zeros(2, 256, 128).bfloat16(), torch.zeros(2, 128, 128).bfloat16()
+    l1, l2 = uk.transform_weights_for_mega_moe(l1, l2)
+    buffer.topk_idx.fill_(-1)
+    y = torch.full((4, 128), 7.0, dtype=torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match=f"bf16_mega_moe: activation_clamp {text}|an int of {text}"):
+        uk.bf16_mega_moe(y, l1, l2, buffer, activation_clamp=clamp)
+    stats = y.view(torch.int32).flatten()[:2]
+    with pytest.raises(InvalidArgumentError, match="cumulative_local_expert_recv_stats shares memory with y"):
+        uk.bf16_mega_moe(y, l1, l2, buffer, cumulative_local_expert_recv_stats=stats)
+    assert y.eq(7).all()
+    uk.bf16_mega_moe(y, l1, l2, buffer, activation_clamp=np.float32(1))
+    assert y.eq(0).all()
+    buffer.destroy()

@@ -175,14 +175,6 @@ SEEDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("family", "seed"), SEEDS)
 def test_random_configuration(family, seed):
     operation, make, _ = FAMILIES[family]

@@ -88,7 +88,7 @@ def bf16_mega_gate(
     t, e = _check_operands(function, x, weight)
     s = _check_numbers(function, e, num_topk, use_shared_as_routed, num_shared_experts)
     factor = number(function, "routed_scaling_factor", routed_scaling_factor)
-    integer(function, "ep_rank", ep_rank, 0)
+    num_topk, ep_rank = int(num_topk), integer(function, "ep_rank", ep_rank, 0)
     scoring = _scoring(function, scoring_func)
     tensors: dict[str, Tensor | None] = {
         "mask": mask, "bias": bias, "image_bias": image_bias, "image_token_mask": image_token_mask,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import environment, validate
 from .._registry import backend_for, bound
+from ..epilogue import real_number
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..mega_moe.sizes import MMA_TYPES, block_m, checked_activation, checked_mma_type
 from ..mega_moe.symmetric_buffer import SymmBuffer
@@ -223,7 +224,7 @@ def _mega_moe(
             *_routed(function, l1, l2, sym_buffer),
             sym_buffer,
             *_shared(function, shared_l1, shared_l2, sym_buffer),
-            _stats(function, stats, sym_buffer),
+            _stats(function, stats, y, sym_buffer),
             _clamp(function, clamp),
             boolean(function, "fast_math", fast_math),
         )
@@ -244,13 +245,12 @@ def _settings(function: str, recipe: object, activation: object) -> None:
 def _clamp(function: str, value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{function}: activation_clamp is {value!r}, expected a number or None.")
-    if math.isnan(value) or value < 0:
+    limit = real_number(function, "activation_clamp", value)
+    if math.isnan(limit) or limit < 0:
         raise InvalidArgumentError(
             f"{function}: activation_clamp is {value}, expected a number >= 0 (the largest gate and |up|), or None."
         )
-    return None if math.isinf(value) else float(value)
+    return None if math.isinf(limit) else limit
 
 
 def _output(function: str, y: object, buffer: SymmBuffer) -> Tensor:
@@ -303,11 +303,20 @@ def _shared(function: str, l1: Any, l2: Any, buffer: SymmBuffer) -> tuple[Any, A
     return transformed_pair(function, names, (l1, l2), kind, (), buffer.sizes.shared_intermediate_hidden, buffer)
 
 
-def _stats(function: str, stats: object, buffer: SymmBuffer) -> Tensor | None:
-    return optional_dense(
-        function, "cumulative_local_expert_recv_stats", stats, (buffer.sizes.num_local_experts,), torch.int32,
-        "(experts per rank)", buffer.buffer.device,
-    )  # fmt: skip
+def _stats(function: str, stats: object, y: Tensor, buffer: SymmBuffer) -> Tensor | None:
+    name = "cumulative_local_expert_recv_stats"
+    tensor = optional_dense(
+        function,
+        name,
+        stats,
+        (buffer.sizes.num_local_experts,),
+        torch.int32,
+        "(experts per rank)",
+        buffer.buffer.device,
+    )
+    if tensor is not None:
+        validate.refuse_overlap(function, name, tensor, y=y, sym_buffer=buffer.buffer)
+    return tensor
 
 
 def get_block_m_for_mega_moe(
