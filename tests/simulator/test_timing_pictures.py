@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_spans_of_one_pipe_do_not_overlap(report, tmp_path):
     assert len(threads) == 4
     for thread in threads:
         spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == thread)
-        assert all(end <= start + 1e-9 for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def test_busy_time_in_spans_is_the_reported_utilisation(report):
@@ -45,7 +46,9 @@ def test_busy_time_in_spans_is_the_reported_utilisation(report):
     assert share == pytest.approx(report.utilisation["M"], rel=0.05)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="pictures need matplotlib: pip install matplotlib")
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="pictures need matplotlib: pip install matplotlib"
+)
 def test_timeline_is_a_picture(report, tmp_path):
     from unikernels.backends.ascend.simulator.timeline import busy_shares
 

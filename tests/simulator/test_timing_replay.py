@@ -29,7 +29,9 @@ def mmad(m=128, k=64, n=128, unit_flag=0):
 
 
 def load(rows=128, row_bytes=256, *, address=0, pitch=256, tensor=0):
-    return event("asc_copy_gm2l1_nd2nz", "MTE2", rows, row_bytes, pitch, rows * row_bytes, tensor=tensor, address=address)
+    return event(
+        "asc_copy_gm2l1_nd2nz", "MTE2", rows, row_bytes, pitch, rows * row_bytes, tensor=tensor, address=address
+    )
 
 
 def store(m=128, n=128, esize=2, unit_flag=0):
@@ -60,8 +62,12 @@ def cycles(*cores, l2="warm", kind="cube", **rates):
 
 def test_every_rate_has_a_source_and_few_are_fitted():
     assert all(rate.source in SOURCES and rate.unit and rate.value > 0 for rate in RATES.values())
-    assert {name for name, rate in RATES.items() if rate.source == "fitted"} == {"launch_us", "hbm_bytes", "hbm_latency"}
-    with pytest.raises(KeyError, match="no rate is named.*hbm_speed"):
+    assert {name for name, rate in RATES.items() if rate.source == "fitted"} == {
+        "launch_us",
+        "hbm_bytes",
+        "hbm_latency",
+    }
+    with pytest.raises(KeyError, match=r"no rate is named.*hbm_speed"):
         rate_values(hbm_speed=1)
 
 
@@ -98,7 +104,9 @@ def test_copy_that_misses_waits_for_hbm_once():
 
 
 def test_narrow_rows_pay_for_whole_lines():
-    assert cycles((0, 0, [load(1024, 32, pitch=256)])) - R["gm_l1_latency"] == pytest.approx(1 + 1024 * 128 / R["gm_l1_bytes"])
+    assert cycles((0, 0, [load(1024, 32, pitch=256)])) - R["gm_l1_latency"] == pytest.approx(
+        1 + 1024 * 128 / R["gm_l1_bytes"]
+    )
 
 
 def test_l2_forgets_what_was_used_long_ago():
@@ -121,7 +129,11 @@ def test_flag_orders_two_pipes():
 
 def test_lock_waits_for_earlier_unlocks_only():
     lock = sync("asc_lock", "M", 0, PIPE["M"], 3, 0)
-    guarded = [sync("asc_lock", "MTE2", 0, PIPE["MTE2"], 3, 0), load(), sync("asc_unlock", "MTE2", 0, PIPE["MTE2"], 3, 0)]
+    guarded = [
+        sync("asc_lock", "MTE2", 0, PIPE["MTE2"], 3, 0),
+        load(),
+        sync("asc_unlock", "MTE2", 0, PIPE["MTE2"], 3, 0),
+    ]
     copied = 128 * 256 / R["gm_l1_bytes"] + R["gm_l1_latency"]
     after = cycles((0, 0, [*guarded, lock, mmad(), sync("asc_unlock", "M", 0, PIPE["M"], 3, 0)]))
     assert after == pytest.approx(2 + copied + 256 + R["mmad_head"])
@@ -137,7 +149,10 @@ def test_barrier_drains_every_pipe():
 
 def test_cross_core_signal_reaches_the_other_core():
     cube = [mmad(), sync("asc_sync_intra_arrive", "M", PIPE["M"], PIPE["M"], 16)]
-    vector = [sync("asc_sync_intra_wait", "V", PIPE["V"], PIPE["V"], 0), event("simd_vf", "V", 1, 2560, 0, 0, 0, 0, 0, 1)]
+    vector = [
+        sync("asc_sync_intra_wait", "V", PIPE["V"], PIPE["V"], 0),
+        event("simd_vf", "V", 1, 2560, 0, 0, 0, 0, 0, 1),
+    ]
     timing = predict([recording((0, 0, cube), (0, 1, []), (0, 2, vector), kind="mixed")])
     assert timing.cycles == pytest.approx(1 + 256 + R["mmad_head"] + R["simd_launch"] + 10)
     assert timing.stalls["V"]["cross-core signal"] == pytest.approx(1 + 256 + R["mmad_head"])
@@ -165,7 +180,9 @@ def test_blocks_that_meet_must_fit_on_the_chip():
 
 def test_hbm_is_shared_by_the_cores():
     def cold(blocks):
-        return cycles(*((b, 0, [load(address=(b * 64 + k) * 32768) for k in range(64)]) for b in range(blocks)), l2="cold")
+        return cycles(
+            *((b, 0, [load(address=(b * 64 + k) * 32768) for k in range(64)]) for b in range(blocks)), l2="cold"
+        )
 
     port = 64 * 32768 / R["gm_l1_bytes"]
     assert cold(1) == pytest.approx(port, rel=0.1)  # one core cannot use up HBM

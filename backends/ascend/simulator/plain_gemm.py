@@ -72,7 +72,9 @@ def bf16_gemm(t: Tiling) -> Any:
                     for s in T.Pipelined(bk // ks, num_stages=v):
                         T.copy(a1[:, s * ks : (s + 1) * ks], a0)
                         T.copy(b1[:, s * ks : (s + 1) * ks], b0)
-                        T.gemm(a0, b0, c0, transpose_B=True, clear_accum=(kk == 0 and s == 0), **store_flag(t, kk, s, K))
+                        T.gemm(
+                            a0, b0, c0, transpose_B=True, clear_accum=(kk == 0 and s == 0), **store_flag(t, kk, s, K)
+                        )
                 T.copy(c0, D[m : m + bm, n : n + bn], **({"unit_flag_ctrl": 3} if t.unit_flag else {}))
 
     return gemm
@@ -127,7 +129,16 @@ def mx_gemm(t: Tiling, dtype: str, k: int | None = None) -> Any:
                         T.copy(b1[:, s * ks : (s + 1) * ks], b0)
                         T.copy(sa1[:, s * ps : (s + 1) * ps], sa0)
                         T.copy(sb1[:, s * ps : (s + 1) * ps], sb0)
-                        T.gemm_blockscaled(a0, b0, c0, sa0, sb0, transpose_B=True, clear_accum=(kk == 0 and s == 0), **store_flag(t, kk, s, K))
+                        T.gemm_blockscaled(
+                            a0,
+                            b0,
+                            c0,
+                            sa0,
+                            sb0,
+                            transpose_B=True,
+                            clear_accum=(kk == 0 and s == 0),
+                            **store_flag(t, kk, s, K),
+                        )
                 T.copy(c0, D[m : m + bm, n : n + bn], **({"unit_flag_ctrl": 3} if t.unit_flag else {}))
 
     return gemm

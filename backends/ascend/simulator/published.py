@@ -118,7 +118,9 @@ def main(arguments: list[str] | None = None) -> int:
         )
     for fitted, pairs in used.items():
         if pairs:
-            print(f"\nmean error of the {len(pairs)} rows {'fitted on' if fitted else 'not used'}: {mean_error(pairs):.1%}")
+            print(
+                f"\nmean error of the {len(pairs)} rows {'fitted on' if fitted else 'not used'}: {mean_error(pairs):.1%}"
+            )
     return 0
 
 

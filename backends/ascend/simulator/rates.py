@@ -90,7 +90,9 @@ RATES: dict[str, Rate] = {
     "simt_ub_write_bytes": Rate(68, "B/cycle", "third-party measurement", ""),
     "simt_gm_read_bytes": Rate(22 / SYSTEM_TICK, "B/cycle", "third-party measurement", "per vector core"),
     "simt_gm_write_bytes": Rate(16.5 / SYSTEM_TICK, "B/cycle", "third-party measurement", "per vector core"),
-    "simt_warp_ops": Rate(0.82 * 32, "threads/cycle", "third-party measurement", "one shuffle per warp in 1/0.82 cycles"),
+    "simt_warp_ops": Rate(
+        0.82 * 32, "threads/cycle", "third-party measurement", "one shuffle per warp in 1/0.82 cycles"
+    ),
     "simt_barrier": Rate(27, "cycles", "assumed", "as long as a shuffle's latency"),
     "vector_elements": Rate(51, "elements/cycle", "scheduler model", "add, mul, compare; SIMD lane operations"),
     "simd_launch": Rate(20, "cycles", "assumed", "about three instruction latencies to fill the pipeline"),
@@ -101,8 +103,15 @@ RATES: dict[str, Rate] = {
     # ---- shared memory system ----
     "l2_bytes": Rate(3200, "B/cycle", "platform file", "100 per core x 32 cores"),
     "l2_capacity": Rate(128 * 2**20, "B", "platform file", "4 MiB per core (112 MiB on 28 cores) x 32 cores"),
-    "hbm_bytes": Rate(2142, "B/cycle", "fitted", "950DT, on hc_prenorm M=8192: 3463 GB/s x 136.7 us / (136.7 - 2.75) us; announced: 2424"),
-    "hbm_latency": Rate(600, "cycles", "fitted", "added to a copy that misses in L2; with launch_us on four dense rows"),
+    "hbm_bytes": Rate(
+        2142,
+        "B/cycle",
+        "fitted",
+        "950DT, on hc_prenorm M=8192: 3463 GB/s x 136.7 us / (136.7 - 2.75) us; announced: 2424",
+    ),
+    "hbm_latency": Rate(
+        600, "cycles", "fitted", "added to a copy that misses in L2; with launch_us on four dense rows"
+    ),
 }
 
 

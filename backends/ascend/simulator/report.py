@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import _simulator
-from .timing import CORES, Timing, predict
+from .timing import Timing, predict
 
 # Mirrors struct Event in src/events.hpp, where the meaning of `a` is listed per instruction.
 EVENT = np.dtype(
@@ -128,15 +128,12 @@ class Report:
         for pipe, share in timing.utilisation.items():
             row = stalls.get(pipe, {})
             total = sum(row.values())
-            why = ", ".join(f"{reason} {cycles / total:.0%}" for reason, cycles in list(row.items())[:3]) if total else ""
+            why = (
+                ", ".join(f"{reason} {cycles / total:.0%}" for reason, cycles in list(row.items())[:3]) if total else ""
+            )
             lines.append(f"  {pipe:<6} {share:>6.1%}  {why}".rstrip())
         lines.append(f"  critical: {timing.critical_pipe}")
         if any(k.estimated_vector_work for k in timing.kernels):
             lines.append("  vector work was not counted in this run (check='off') and is estimated from copied bytes")
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
-
-
-def core_name(block: int, core: int) -> str:
-    """How reports and pictures call a core."""
-    return f"block {block} {CORES[core]}"

@@ -12,13 +12,21 @@ import numpy as np
 
 from unikernels.errors import InvalidArgumentError, SimulatorError
 
-from .timing import CORES, PIPES, predict
+from .timing import CORES, predict
 from .trace import PipeSpan, traced_spans
 
 if TYPE_CHECKING:
     from .report import Report
 
-_COLOURS = {"S": "#888888", "MTE2": "#1f77b4", "MTE1": "#17becf", "M": "#d62728", "FIX": "#ff7f0e", "V": "#2ca02c", "MTE3": "#9467bd"}
+_COLOURS = {
+    "S": "#888888",
+    "MTE2": "#1f77b4",
+    "MTE1": "#17becf",
+    "M": "#d62728",
+    "FIX": "#ff7f0e",
+    "V": "#2ca02c",
+    "MTE3": "#9467bd",
+}
 _ORDER = ("S", "MTE2", "MTE1", "M", "FIX", "V", "MTE3")
 _BINS = 300
 _WINDOW = 160  # instructions of the block shown one by one
@@ -46,7 +54,10 @@ def draw_timeline(report: Report, path: Path, *, block: int = 0, l2: str = "cold
     _draw_shares(whole, work, rows, clock)
     _draw_instructions(window, spans, work, rows, clock)
     names = ", ".join(k.symbol for k in timing.kernels)
-    whole.set_title(f"{names}, block {block}: predicted {timing.time_us:.1f} us ({l2} L2), busiest: {timing.critical_pipe}", fontsize=10)
+    whole.set_title(
+        f"{names}, block {block}: predicted {timing.time_us:.1f} us ({l2} L2), busiest: {timing.critical_pipe}",
+        fontsize=10,
+    )
     figure.savefig(path, dpi=120)
     return path
 
@@ -81,7 +92,9 @@ def _draw_shares(axes: Any, work: list[PipeSpan], rows: list[tuple[int, str]], c
     axes.set_xlim(edges[0] / clock, edges[-1] / clock)
 
 
-def _draw_instructions(axes: Any, spans: list[PipeSpan], work: list[PipeSpan], rows: list[tuple[int, str]], clock: float) -> None:
+def _draw_instructions(
+    axes: Any, spans: list[PipeSpan], work: list[PipeSpan], rows: list[tuple[int, str]], clock: float
+) -> None:
     ordered = sorted(work, key=lambda s: s.start)
     middle = max(0, len(ordered) // 2 - _WINDOW // 2)
     shown = ordered[middle : middle + _WINDOW]

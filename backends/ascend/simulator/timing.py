@@ -107,7 +107,9 @@ class Timing:
             vector_only = all(core.core != 0 for core in kernel.cores) and len({c.core for c in kernel.cores}) == 1
             for pipe, used in actors.items():
                 # Blocks beyond the number of cores run in waves on the same cores.
-                limit = self.rates["ai_cores"] * (1 if pipe in ("M", "MTE1", "FIX") else 2 if vector_only or pipe != "MTE2" else 3)
+                limit = self.rates["ai_cores"] * (
+                    1 if pipe in ("M", "MTE1", "FIX") else 2 if vector_only or pipe != "MTE2" else 3
+                )
                 capacity[pipe] = capacity.get(pipe, 0.0) + kernel.cycles * min(len(used), limit)
         result = {pipe: busy[pipe] / capacity[pipe] for pipe in PIPES if capacity.get(pipe)}
         result["L2"] = sum(k.l2_bytes for k in self.kernels) / self.rates["l2_bytes"] / self.cycles

@@ -45,7 +45,7 @@ def spans_of(recording: Recording, core: CoreTiming, offset: float = 0.0) -> Ite
     events = recording.events(index)
     following: dict[int, float] = {}
     result: list[PipeSpan] = []
-    for number, waited, start, done in reversed(sorted(core.spans.tolist(), key=lambda s: (s[2], s[0]))):
+    for number, waited, start, done in sorted(core.spans.tolist(), key=lambda s: (s[2], s[0]), reverse=True):
         event = events[int(number)]
         name = OPERATIONS[int(event["op"])]
         pipe = int(event["pipe"])
@@ -98,7 +98,14 @@ def write_trace(report: Report, path: Path, *, blocks: int = 1, l2: str = "cold"
             continue
         arguments = {"line": lines[key], "extents": span.extents, "result_us": span.done / clock}
         events.append(
-            {**common, "name": span.name, "cat": span.pipe, "ts": span.start / clock, "dur": (span.end - span.start) / clock, "args": arguments}
+            {
+                **common,
+                "name": span.name,
+                "cat": span.pipe,
+                "ts": span.start / clock,
+                "dur": (span.end - span.start) / clock,
+                "args": arguments,
+            }
         )
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}), encoding="utf-8")
     return path
