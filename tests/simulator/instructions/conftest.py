@@ -51,14 +51,22 @@ def _run(function: str, call: str, extra: str, inputs: list[torch.Tensor], outpu
 def run_simd() -> Callable[..., torch.Tensor]:
     """run_simd(body, inputs, output, ...): `in(i)` and `out(i)` are the UB addresses of the i-th 256-byte blocks."""
 
-    def run(body: str, inputs: list[torch.Tensor], output: torch.Tensor, *, check: str = "on", saturate: bool = False) -> torch.Tensor:
+    def run(
+        body: str,
+        inputs: list[torch.Tensor],
+        output: torch.Tensor,
+        *,
+        extra: str = "",
+        check: str = "on",
+        saturate: bool = False,
+    ) -> torch.Tensor:
         size = max(256, sum(_bytes(t).numel() for t in inputs))
         function = (
             "__simd_vf__ inline void body(__ubuf__ uint8_t* ub) {\n"
             f"  auto in = [=](int i) {{ return ub + 256 * i; }}; auto out = [=](int i) {{ return ub + {size} + 256 * i; }};\n"
             f"{body}\n}}"
         )
-        _run(function, "body(ub);", "", inputs, output, check, saturate)
+        _run(function, "body(ub);", extra, inputs, output, check, saturate)
         return output
 
     return run

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 tilelang = pytest.importorskip("tilelang")
-import tilelang.ascend.language as T  # noqa: E402
+import tilelang.ascend.language as T  # noqa: E402, N812
 
 from unikernels.backends.ascend.simulator import simulate  # noqa: E402
 
@@ -37,7 +37,7 @@ def quantise(rows, columns):
 def softmax(rows, columns):
     @T.prim_func
     def k(X: T.Tensor((rows, columns), "bfloat16"), Y: T.Tensor((rows, columns), "bfloat16")):
-        with T.Kernel(1) as bx:
+        with T.Kernel(1) as _bx:
             x = T.alloc_shared((rows, columns), "bfloat16")
             e = T.alloc_shared((2, columns), "float32")
             T.copy(X, x)

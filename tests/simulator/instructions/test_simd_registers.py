@@ -251,6 +251,21 @@ def test_histograms(run_simd: Run) -> None:
     assert (block(out, 2, np.uint16, 2) == 7 + np.cumsum(counts)).all()
 
 
+def test_reorder_template_from_rows_to_fractals(run_simd: Run) -> None:
+    rows, columns = 16, 64
+    f = np.random.default_rng(6).standard_normal((rows, columns)).astype(np.float32)
+    body = """
+  ascend_nd2nz_scatter_callee<16, 64, float, bfloat16_t>((float*)in(0), (bfloat16_t*)out(0));
+  ascend_nd2nz_scatter_callee<16, 64, float, float>((float*)in(0), (float*)out(16));
+"""
+    out = run_simd(body, [tensor(f)], zeros(48), extra="#include <tl_templates/ascend/nd2nz_copy.h>")
+    narrow = block(out, 0, np.uint16, 16)[: 17 * 64].reshape(4, 17, 16)[:, :16]  # one padding row per fractal column
+    want = torch.from_numpy(f).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    assert (narrow == want.reshape(16, 4, 16).swapaxes(0, 1)).all()
+    same = block(out, 16, np.float32, 32)[: 8 * 17 * 8].reshape(8, 17, 8)[:, :16]
+    assert (same == f.reshape(16, 8, 8).swapaxes(0, 1)).all()
+
+
 @pytest.mark.parametrize(
     ("body", "error", "text"),
     [

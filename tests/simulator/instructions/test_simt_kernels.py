@@ -4,7 +4,7 @@ import pytest
 import torch
 
 tilelang = pytest.importorskip("tilelang")
-import tilelang.ascend.language as T  # noqa: E402
+import tilelang.ascend.language as T  # noqa: E402, N812
 
 from unikernels.backends.ascend.simulator import simulate  # noqa: E402
 
@@ -95,8 +95,8 @@ def histogram(n, bins, cores):
 
 def top_k(columns, count):
     @T.prim_func
-    def k(X: T.Tensor((columns,), "float32"), V: T.Tensor((count,), "float32"), I: T.Tensor((count,), "int32")):
-        with T.Kernel(1) as bx:
+    def k(X: T.Tensor((columns,), "float32"), V: T.Tensor((count,), "float32"), J: T.Tensor((count,), "int32")):
+        with T.Kernel(1) as _bx:
             x = T.alloc_shared((1, columns), "float32")
             best = T.alloc_shared((1,), "float32")
             where = T.alloc_shared((1, columns), "int32")
@@ -116,7 +116,7 @@ def top_k(columns, count):
                             indices[i] = b
                             x[0, b] = -T.infinity("float32")
             T.copy(values, V)
-            T.copy(indices, I)
+            T.copy(indices, J)
 
     return k
 
@@ -124,7 +124,7 @@ def top_k(columns, count):
 def warp_exchange(n):
     @T.prim_func
     def k(X: T.Tensor((n,), "int32"), Y: T.Tensor((n,), "int32"), B: T.Tensor((n,), "int64")):
-        with T.Kernel(1) as bx:
+        with T.Kernel(1) as _bx:
             x = T.alloc_shared((n,), "int32")
             y = T.alloc_shared((n,), "int32")
             b = T.alloc_shared((n,), "int64")
