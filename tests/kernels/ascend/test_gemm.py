@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import unikernels as uk
+from unikernels.backends.ascend.kernels import gemm_tiles
 from unikernels.errors import UnsupportedOperationError
 from unikernels.operations.gemm import E2M1_VALUES
 from unikernels.utils import transpose_packed_fp4
@@ -31,11 +32,11 @@ def _quantised(values, kind, k_major, generator):
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 def test_bf16_is_exact(ascend, small_integers, layout):
     for m, n, k in ((33, 65, 200), (70, 300, 40), (1, 1, 1)):
-        a, b, d = small_integers(m, k), small_integers(n, k), torch.empty(m, n)
+        a, b, d = small_integers(m, k), small_integers(n, k), torch.empty(m, n, dtype=torch.bfloat16)
         left = a.bfloat16() if layout[0] == "n" else a.bfloat16().mT.contiguous()
         right = b.bfloat16() if layout[1] == "t" else b.bfloat16().mT.contiguous()
         getattr(uk, f"bf16_gemm_{layout}")(left, right, d)
-        assert torch.equal(d, a @ b.T), (m, n, k)
+        assert torch.equal(d, (a @ b.T).bfloat16()), (m, n, k)  # the exact sum, rounded once
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,9 @@ def test_scaled_operands_are_exact(ascend, small_integers, kinds, majors):
         left, right = small_integers(m, k), small_integers(n, k)
         a, sfa, a_values = _quantised(left, kinds[0], majors[0], generator)
         b, sfb, b_values = _quantised(right, kinds[1], majors[1], generator)
-        d = torch.empty(m, n)
+        d = torch.empty(m, n, dtype=torch.bfloat16)
         uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
-        assert torch.equal(d, a_values @ b_values.T), (m, n, k)
+        assert torch.equal(d, (a_values @ b_values.T).bfloat16()), (m, n, k)
 
 
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
@@ -120,3 +121,24 @@ def test_simulated_reports_are_collected(ascend, small_integers):
         uk.bf16_gemm_nt(a, a, torch.empty(8, 8))
     (report,) = reports
     assert report.instruction_counts()["asc_mmad"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("element", ["bf16", "fp8", "fp4"])
+@pytest.mark.parametrize("shape", gemm_tiles._SHAPES)
+def test_every_tile_shape_is_exact(ascend, small_integers, monkeypatch, element, shape):
+    """Small problems choose short tiles by themselves; here each candidate runs, over several rounds and K steps."""
+    monkeypatch.setattr(gemm_tiles, "_SHAPES", (shape,))
+    uk.set_num_sms(2)
+    m, n, k = 2 * shape[0] + 3, 2 * shape[1] + 5, 2080
+    left, right = small_integers(m, k), small_integers(n, k)
+    d = torch.empty(m, n)
+    if element == "bf16":
+        uk.bf16_gemm_nt(left.bfloat16(), right.bfloat16(), d)
+        assert torch.equal(d, left @ right.T)
+        return
+    generator = torch.Generator().manual_seed(3)
+    a, sfa, a_values = _quantised(left, element, True, generator)
+    b, sfb, b_values = _quantised(right, element, True, generator)
+    uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
+    assert torch.equal(d, a_values @ b_values.T)
