@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 import warnings
+import weakref
 from pathlib import Path
 
 _MAGIC = b"usim-end"
@@ -57,7 +59,6 @@ class Cache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or _default_folder()
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._checked = False
 
     @property
@@ -67,14 +68,15 @@ class Cache:
             self._checked = True
             reason = why_unusable(self._folder)
             if reason is not None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="unikernels-simulator-")
+                temporary = tempfile.mkdtemp(prefix="unikernels-simulator-")
+                weakref.finalize(self, shutil.rmtree, temporary, True)
                 warnings.warn(
                     f"simulator cache folder {self._folder} is not used: {reason}. "
                     "Compiled kernels are kept in a temporary folder until this process ends.",
                     RuntimeWarning,
                     stacklevel=3,
                 )
-                self._folder = Path(self._temporary.name)
+                self._folder = Path(temporary)
         return self._folder
 
     def path(self, kind: str, key: str) -> Path:

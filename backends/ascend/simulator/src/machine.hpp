@@ -189,7 +189,10 @@ struct Launch {
   bool inter = false;       // blocks synchronise with each other: all alive, one thread
   std::mutex fault_mutex;
   std::unique_ptr<Fault> fault;
-  std::atomic<bool> stop{false};
+  // Lowest block with a fault. Blocks behind it stop; blocks before it finish, so that the same fault is reported
+  // whatever the threads' timing.
+  std::atomic<std::uint32_t> fault_block{~0u};
+  bool stopped(std::uint32_t block) const { return block >= fault_block.load(std::memory_order_relaxed); }
   std::mutex recording_mutex;
   std::vector<CoreRecording> recordings;
   std::vector<Block*> blocks;  // alive ones of an inter launch

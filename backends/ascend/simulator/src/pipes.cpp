@@ -90,7 +90,7 @@ void resume_program(Core& core) {
   current_core = &core;
   core.fiber.resume();
   current_core = outer;
-  if (core.block->launch->stop.load(std::memory_order_relaxed)) throw Stop{};
+  if (core.block->launch->stopped(core.block->index)) throw Stop{};
 }
 
 [[noreturn]] void raise_deadlock(std::vector<Block*>& blocks) {
@@ -262,7 +262,8 @@ void raise(Core& core, const Instruction* instruction, const char* kind, std::st
   Launch& launch = *core.block->launch;
   {
     const std::lock_guard<std::mutex> lock(launch.fault_mutex);
-    if (!launch.fault) {
+    if (core.block->index < launch.fault_block.load()) {
+      launch.fault_block.store(core.block->index);
       launch.fault = std::make_unique<Fault>();
       Fault& f = *launch.fault;
       f.kind = kind;
@@ -279,7 +280,6 @@ void raise(Core& core, const Instruction* instruction, const char* kind, std::st
       }
     }
   }
-  launch.stop.store(true);
   // A program on its own stack is left where it stands; its stack is freed with the block.
   while (Fiber::running()) Fiber::yield();
   throw Stop{};
@@ -375,9 +375,9 @@ void run_launch(Launch& launch) {
   std::atomic<std::uint32_t> next{0};
   const auto worker = [&] {
     Arena arena;
-    while (!launch.stop.load(std::memory_order_relaxed)) {
+    for (;;) {
       const std::uint32_t b = next.fetch_add(1);
-      if (b >= launch.grid) return;
+      if (b >= launch.grid || launch.stopped(b)) return;
       Block block;
       prepare_block(block, launch, b, arena);
       std::vector<Block*> one{&block};
