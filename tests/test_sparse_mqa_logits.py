@@ -9,7 +9,9 @@ import unikernels as uk
 from unikernels import _registry
 from unikernels.errors import ArgumentTypeError, InvalidArgumentError
 
-BACKENDS = [name for name, reason in _registry.available_backends().items() if reason is None]
+BACKENDS = [
+    name for name in _registry.backends_with("sparse_mqa_logits") if _registry.available_backends()[name] is None
+]
 E4M3 = torch.float8_e4m3fn
 DTYPES = {"fp8": E4M3, "fp4": torch.int8}
 DIM = 128
