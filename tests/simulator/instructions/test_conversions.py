@@ -216,8 +216,10 @@ SIMT_16 = """
 """
 
 
-@pytest.mark.parametrize("saturate", [False, True])
-@pytest.mark.parametrize("source", ["half", "bfloat16_t"])
+@pytest.mark.parametrize(
+    ("source", "saturate"),
+    [("half", False), ("bfloat16_t", True), pytest.param("half", True, marks=pytest.mark.slow), pytest.param("bfloat16_t", False, marks=pytest.mark.slow)],
+)
 def test_simt_conversions_of_every_16_bit_input(run_simt: Run, source: str, saturate: bool) -> None:
     x, n = all_inputs(source), 2048
     for start in range(0, x.size, n):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,11 @@ TYPES = {
 }  # fmt: skip
 FLOATS = ("float", "half", "bfloat16_t")
 MASK = {1: "b8", 2: "b16", 4: "b32"}
+
+
+def mostly_slow(names: Iterable[str], *always: str) -> list[object]:
+    """Every type is a compilation of its own; the named ones run by default."""
+    return [n if n in always else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def values(ctype: str, seed: int) -> np.ndarray:
@@ -82,7 +87,7 @@ def expected(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return (r & (2 ** (8 * a.itemsize) - 1)).astype(np.uint64).astype(bits).view(a.dtype)
 
 
-@pytest.mark.parametrize("ctype", TYPES)
+@pytest.mark.parametrize("ctype", mostly_slow(TYPES, "float", "bfloat16_t", "int8_t", "uint32_t"))
 def test_binary_operations_of_all_lanes(run_simd: Run, ctype: str) -> None:
     a, b = values(ctype, 1), values(ctype, 2)
     if ctype not in FLOATS:
@@ -96,7 +101,7 @@ def test_binary_operations_of_all_lanes(run_simd: Run, ctype: str) -> None:
         same(out[256 * i : 256 * (i + 1)].numpy().view(a.dtype), expected(op, a, b))
 
 
-@pytest.mark.parametrize("ctype", ["float", "half", "int16_t", "uint32_t"])
+@pytest.mark.parametrize("ctype", mostly_slow(["float", "half", "int16_t", "uint32_t"], "half"))
 def test_inactive_lanes_are_zero_or_keep_the_destination(run_simd: Run, ctype: str) -> None:
     a, b = values(ctype, 3), values(ctype, 4)
     width = MASK[a.itemsize]
@@ -124,7 +129,7 @@ def test_inactive_lanes_are_zero_or_keep_the_destination(run_simd: Run, ctype: s
     same(lanes[5], np.where(active, a, before[:256].numpy().view(a.dtype)))
 
 
-@pytest.mark.parametrize("ctype", ["float", "half", "int8_t", "uint16_t", "int32_t"])
+@pytest.mark.parametrize("ctype", mostly_slow(["float", "half", "int8_t", "uint16_t", "int32_t"], "float"))
 def test_comparisons(run_simd: Run, ctype: str) -> None:
     a, b = values(ctype, 5), values(ctype, 6)
     b[::4] = a[::4]
