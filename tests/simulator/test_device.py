@@ -10,7 +10,7 @@ import torch
 tilelang = pytest.importorskip("tilelang")
 import tilelang.ascend.language as T  # noqa: E402
 
-from unikernels.backends.ascend.simulator import LaunchError, simulated_device  # noqa: E402
+from unikernels.backends.ascend.simulator import DeviceAssertError, LaunchError, simulated_device  # noqa: E402
 
 
 @tilelang.jit(target="ascend", out_idx=[-1])
@@ -51,6 +51,20 @@ def add(A, B):
     return C
 
 
+@tilelang.jit(target="ascend")
+def guarded(A):
+    n = T.const("n")
+    A: T.Tensor((n,), "float32")
+    with T.Kernel(1):
+        a = T.alloc_shared((64,), "float32")
+        T.copy(A[0:64], a)
+        with T.SimtVF(threads=64):
+            for i in T.Parallel(64):
+                T.device_assert(a[i] < 5.0, "values stay below five")
+                a[i] = a[i] * 2.0
+        T.copy(a, A[0:64])
+
+
 def client():
     """What somebody else's script does."""
     import torch_npu  # noqa: F401
@@ -87,6 +101,16 @@ def test_an_explicit_output_is_written_in_place():
         a, b, c = torch.ones(64, 64).bfloat16(), torch.ones(64, 64).bfloat16(), torch.zeros(64, 64)
         assert matmul(64, 64, 64)(a, b, c) is None
         assert (c == 64).all()
+
+
+def test_device_assertions_are_kept():
+    values = torch.ones(64)
+    with simulated_device():
+        guarded(values)
+        assert (values == 2).all()
+        values[7] = 9.0
+        with pytest.raises(DeviceAssertError):
+            guarded(values)
 
 
 def test_outside_nothing_is_simulated():

@@ -127,6 +127,15 @@ def _check_tensor(argument: Argument, tensor: Any) -> None:
         raise LaunchError(f"argument '{argument.name}' has dtype {given}, expected {expected}")
 
 
+def _logical(argument: Argument, tensor: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Shape and strides in elements of the declared dtype; torch holds two 4-bit values per byte."""
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    if "float4" in argument.dtype and shape:
+        shape[-1] *= 2
+        strides = [*(s * 2 for s in strides[:-1]), strides[-1]]
+    return shape, strides
+
+
 def _solve_shapes(arguments: tuple[Argument, ...], bound: dict[str, Any]) -> dict[str, int]:
     """Values of the symbolic sizes, read off the tensors that declare them."""
     sizes: dict[str, int] = {a.name: bound[a.name] for a in arguments if not a.is_tensor}
@@ -137,7 +146,8 @@ def _solve_shapes(arguments: tuple[Argument, ...], bound: dict[str, Any]) -> dic
         _check_tensor(argument, tensor)
         if tensor.dim() != len(argument.shape):
             raise LaunchError(f"argument '{argument.name}' has shape {tuple(tensor.shape)}, expected {len(argument.shape)} dimensions ({', '.join(argument.shape)})")
-        for values, names in ((tensor.shape, argument.shape), (tensor.stride(), argument.strides)):
+        shape, strides = _logical(argument, tensor)
+        for values, names in ((shape, argument.shape), (strides, argument.strides)):
             for value, name in zip(values, names, strict=False):
                 if name.isidentifier():
                     sizes.setdefault(name, int(value))
@@ -152,20 +162,15 @@ def _evaluate(expression: str, sizes: dict[str, int]) -> int:
 
 
 def _check_shape(argument: Argument, tensor: torch.Tensor, sizes: dict[str, int]) -> None:
-    fp4 = "float4" in argument.dtype
     expected = [_evaluate(e, sizes) for e in argument.shape]
-    given = list(tensor.shape)
-    packed = fp4 and bool(given) and given[-1] * 2 == expected[-1]
-    if packed:
-        expected[-1] //= 2  # two values per byte
-    if given != expected:
-        raise LaunchError(f"argument '{argument.name}' has shape {tuple(given)}, expected {tuple(expected)} ({', '.join(argument.shape)})")
+    shape, strides = _logical(argument, tensor)
+    if shape != expected:
+        packed = ", two values per byte along the last" if "float4" in argument.dtype else ""
+        raise LaunchError(f"argument '{argument.name}' has shape {tuple(tensor.shape)}, expected {tuple(expected)} ({', '.join(argument.shape)}{packed})")
     if argument.strides:
         wanted = [_evaluate(e, sizes) for e in argument.strides]
-        if packed:
-            wanted = [w // 2 if w > 1 else w for w in wanted]
-        if wanted != list(tensor.stride()):
-            raise LaunchError(f"argument '{argument.name}' has strides {tuple(tensor.stride())}, expected {tuple(wanted)}")
+        if wanted != strides:
+            raise LaunchError(f"argument '{argument.name}' has strides {tuple(strides)}, expected {tuple(wanted)}")
     elif not tensor.is_contiguous():
         raise LaunchError(f"argument '{argument.name}' is not contiguous (strides {tuple(tensor.stride())}); pass {argument.name}.contiguous()")
 
