@@ -5,6 +5,7 @@ of the Ascend backend are elsewhere. Importing this file imports TileLang.
 """
 
 # ruff: noqa: N803, N806  (kernels name global tensors as the field does: A, B, SA, SB, D)
+# mypy: disable-error-code="valid-type, untyped-decorator, no-untyped-def"
 # Annotations stay objects here: TileLang evaluates them, and as text they would not see this file's local names.
 
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def bf16_gemm(t: Tiling) -> Any:
     M, N, K = T.dynamic("M"), T.dynamic("N"), T.dynamic("K")
 
     @T.prim_func
-    def gemm(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((N, K), "bfloat16"), D: T.Tensor((M, N), "bfloat16")):  # type: ignore[valid-type]
+    def gemm(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((N, K), "bfloat16"), D: T.Tensor((M, N), "bfloat16")):
         with T.Kernel(cores) as bx:
             a1, b1 = T.alloc_l1((bm, bk), "bfloat16"), T.alloc_l1((bn, bk), "bfloat16")
             a0, b0 = T.alloc_l0a((bm, ks), "bfloat16"), T.alloc_l0b((bn, ks), "bfloat16")
@@ -91,11 +92,11 @@ def mx_gemm(t: Tiling, dtype: str, k: int | None = None) -> Any:
 
     @T.prim_func
     def gemm(
-        A: T.Tensor((M, K), element),  # type: ignore[valid-type]
-        B: T.Tensor((N, K), element),  # type: ignore[valid-type]
-        SA: T.Tensor((P, M), "int16"),  # type: ignore[valid-type]
-        SB: T.Tensor((P, N), "int16"),  # type: ignore[valid-type]
-        D: T.Tensor((M, N), "bfloat16"),  # type: ignore[valid-type]
+        A: T.Tensor((M, K), element),
+        B: T.Tensor((N, K), element),
+        SA: T.Tensor((P, M), "int16"),
+        SB: T.Tensor((P, N), "int16"),
+        D: T.Tensor((M, N), "bfloat16"),
     ):
         with T.Kernel(cores) as bx:
             a1, b1 = T.alloc_l1((bm, bk), element), T.alloc_l1((bn, bk), element)

@@ -176,7 +176,17 @@ def _kernel(symbol: str, result: dict[str, Any]) -> KernelTiming:
         )
         for core in result["cores"]
     )
+    read, written, hbm_read, hbm_written, l2 = result["bytes"]
     return KernelTiming(
-        symbol, result["cycles"], result["macs"], result["events"], *result["bytes"],
-        estimated_vector_work=result["estimated_vector_work"], cores=cores,
-    )  # fmt: skip
+        symbol=symbol,
+        cycles=result["cycles"],
+        macs=result["macs"],
+        events=result["events"],
+        read_bytes=read,
+        written_bytes=written,
+        hbm_read_bytes=hbm_read,
+        hbm_written_bytes=hbm_written,
+        l2_bytes=l2,
+        estimated_vector_work=result["estimated_vector_work"],
+        cores=cores,
+    )
