@@ -161,6 +161,57 @@ def random_numbers(n):
     return k
 
 
+def attention(queries, keys, width):
+    @T.prim_func
+    def k(
+        Q: T.Tensor((queries, width), "bfloat16"),
+        K: T.Tensor((keys, width), "bfloat16"),
+        V: T.Tensor((width, keys), "bfloat16"),
+        O: T.Tensor((queries, width), "float32"),  # noqa: E741
+    ):
+        with T.Kernel(1) as _bx:
+            q1 = T.alloc_l1((queries, width), "bfloat16")
+            k1 = T.alloc_l1((keys, width), "bfloat16")
+            v1 = T.alloc_l1((width, keys), "bfloat16")
+            p1 = T.alloc_l1((queries, keys), "bfloat16")
+            s0 = T.alloc_l0c((queries, keys), "float32")
+            o0 = T.alloc_l0c((queries, width), "float32")
+            s = T.alloc_shared((queries // 2, keys), "float32")
+            p = T.alloc_shared((queries // 2, keys), "bfloat16")
+            m = T.alloc_shared((queries // 2,), "float32")
+            total = T.alloc_shared((queries // 2,), "float32")
+            T.copy(Q, q1)
+            T.copy(K, k1)
+            T.copy(V, v1)
+            T.gemm(q1, k1, s0, transpose_B=True, clear_accum=True)
+            T.dual_copy(s0, s)
+            # 64 threads span one row: with more rows in flight TileLang's reduction mixes the rows' results.
+            with T.SimtVF(threads=64):
+                for i, j in T.Parallel(queries // 2, keys):
+                    s[i, j] = s[i, j] * 0.125
+                T.reduce_max(s, m, dim=1)
+                for i, j in T.Parallel(queries // 2, keys):
+                    s[i, j] = T.exp(s[i, j] - m[i])
+                T.reduce_sum(s, total, dim=1)
+                for i, j in T.Parallel(queries // 2, keys):
+                    p[i, j] = T.cast(s[i, j] / total[i], "bfloat16")
+            T.dual_copy(p, p1)
+            T.gemm(p1, v1, o0, transpose_B=True, clear_accum=True)
+            T.copy(o0, O)
+
+    return k
+
+
+def test_attention_through_cube_and_vector_cores():
+    generator = torch.Generator().manual_seed(6)
+    q, k, v = (torch.randn(n, 64, generator=generator).bfloat16() for n in (64, 128, 128))
+    o = torch.empty(64, 64)
+    simulate(attention(64, 128, 64), q, k, v.T.contiguous(), o)
+    want = (q.float() @ k.float().T / 8).softmax(-1).bfloat16().float() @ v.float()
+    # A probability next to a bfloat16 rounding boundary may fall on either side.
+    torch.testing.assert_close(o, want, rtol=0, atol=2e-2)
+
+
 def test_rmsnorm():
     torch.manual_seed(0)
     x, w = torch.randn(32, 512).bfloat16(), torch.randn(512).bfloat16()
