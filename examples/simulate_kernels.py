@@ -16,7 +16,7 @@ from typing import Any
 import tilelang.ascend.language as T
 import torch
 
-from unikernels.backends.ascend.simulator import KernelFault, prepare, simulate
+from unikernels.backends.ascend.simulator import KernelFaultError, prepare, simulate
 
 
 def gemm_relu(m_size: int, n_size: int, k_size: int, cores: int = 8) -> Any:
@@ -167,7 +167,10 @@ def demos() -> list[Demo]:
             ((a * scale_factors(sa)) @ (b * scale_factors(sb)).T).bfloat16(),
             True,
             {
-                "a scale slot is never loaded": (r"ascend_blockscaled_gemm_l1<128, 256, 128, (\d+)", r"usim_without_scales<128, 256, 128, \1"),
+                "a scale slot is never loaded": (
+                    r"ascend_blockscaled_gemm_l1<128, 256, 128, (\d+)",
+                    r"usim_without_scales<128, 256, 128, \1",
+                ),
                 "the result is stored before it is complete": (r"asc_sync_wait\(PIPE_M, PIPE_FIX,[^;]*;", ""),
             },
         ),
@@ -196,7 +199,9 @@ def broken(kernel: Any, pattern: str, replacement: str) -> Any:
         assert template is not None
         copy = template.group(0).replace("ascend_blockscaled_gemm_l1", "usim_without_scales")
         copy = re.sub(r"asc_copy_l12l0b_mx\([^;]*;", "", copy)
-        source = source.replace("#include <tl_templates/ascend/gemm.h>\n", "#include <tl_templates/ascend/gemm.h>\n" + copy)
+        source = source.replace(
+            "#include <tl_templates/ascend/gemm.h>\n", "#include <tl_templates/ascend/gemm.h>\n" + copy
+        )
     return dataclasses.replace(prepared.lowered, source=source)
 
 
@@ -227,7 +232,7 @@ def run(demo: Demo, out: Path | None) -> None:
     for what, (pattern, replacement) in demo.faults.items():
         try:
             simulate(broken(demo.kernel, pattern, replacement), *(t.clone() for t in demo.tensors), check="on")
-        except KernelFault as fault:
+        except KernelFaultError as fault:
             print(f"   caught ({what}): {type(fault).__name__}: {str(fault)[:220]}")
         else:
             raise AssertionError(f"{demo.name}: not caught: {what}")

@@ -9,7 +9,9 @@ import unikernels as uk
 from unikernels import _registry
 from unikernels.testing import calc_diff
 
-BACKENDS = [name for name in _registry.backends_with("paged_mqa_logits") if _registry.available_backends()[name] is None]
+BACKENDS = [
+    name for name in _registry.backends_with("paged_mqa_logits") if _registry.available_backends()[name] is None
+]
 E4M3 = torch.float8_e4m3fn
 KINDS = [
     *(("fp8", "plain", dim) for dim in (32, 64, 128)),

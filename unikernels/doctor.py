@@ -50,7 +50,9 @@ def show(console: Console) -> int:
         state = "[green]available[/]" if reason is None else f"[yellow]unavailable[/]: {reason}"
         backends.add_row(name, state, "\n".join(f"{key}: {value}" for key, value in details.items()))
     console.print(backends)
-    operations = Table(title="Operations", caption="derived from the cases of each operation and the methods each backend overrides")
+    operations = Table(
+        title="Operations", caption="derived from the cases of each operation and the methods each backend overrides"
+    )
     operations.add_column("operation", no_wrap=True)
     operations.add_column("operand types")
     operations.add_column("computes")

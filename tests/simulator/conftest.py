@@ -32,9 +32,14 @@ else:
         parameters = ", ".join(f"__gm__ {C_TYPES[t.dtype]}* {name}" for name, t in sorted(tensors.items()))
         headers = ("tl_templates/ascend/common.h", "tl_templates/ascend/debug.h", *includes)
         source = "".join(f"#include <{h}>\n" for h in headers)
-        source += functions + f'\nextern "C" __global__ {QUALIFIERS[kind]} void k_kernel({parameters}) {{\n  asc_init();\n{body}\n}}\n'
+        source += (
+            functions
+            + f'\nextern "C" __global__ {QUALIFIERS[kind]} void k_kernel({parameters}) {{\n  asc_init();\n{body}\n}}\n'
+        )
         arguments = tuple(
-            Argument(name, str(t.dtype).removeprefix("torch."), True, tuple(map(str, t.shape)), tuple(map(str, t.stride())))
+            Argument(
+                name, str(t.dtype).removeprefix("torch."), True, tuple(map(str, t.shape)), tuple(map(str, t.stride()))
+            )
             for name, t in tensors.items()
         )
         return Lowered(source, arguments, (DeviceFunction("k_kernel", str(grid), (), {}),))

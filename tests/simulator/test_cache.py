@@ -153,7 +153,9 @@ def test_the_key_follows_flags_compiler_and_cpu(tmp_path, monkeypatch):
 def test_the_compiler_is_found_like_a_build_tool_finds_it(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CompilerNotFoundError, match=r"found none \(looked for g\+\+ and clang\+\+ on PATH\)\. Install one"):
+    with pytest.raises(
+        CompilerNotFoundError, match=r"found none \(looked for g\+\+ and clang\+\+ on PATH\)\. Install one"
+    ):
         compiler.find_compiler()
     monkeypatch.setenv("CXX", "my-c++ -m64")
     with pytest.raises(CompilerNotFoundError, match=r"CXX='my-c\+\+ -m64'"):

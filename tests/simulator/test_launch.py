@@ -36,7 +36,12 @@ def run(*args, kernel=KERNEL, **kwargs):
 
 def test_positional_and_named_arguments_meet():
     x = torch.arange(10, dtype=torch.float32)
-    for call in (lambda y: run(x, y, 3.0, True), lambda y: run(x, y, a=3.0, flag=1), lambda y: run(x, y, True, a=3.0), lambda y: run(a=3.0, flag=True, Y=y, X=x)):
+    for call in (
+        lambda y: run(x, y, 3.0, True),
+        lambda y: run(x, y, a=3.0, flag=1),
+        lambda y: run(x, y, True, a=3.0),
+        lambda y: run(a=3.0, flag=True, Y=y, X=x),
+    ):
         y = torch.zeros(10)
         call(y)
         assert torch.equal(y, x * 3)
@@ -82,17 +87,30 @@ def test_declared_strides_are_honoured():
 
 
 def test_packed_4_bit_tensors_give_their_logical_size():
-    source = SOURCE.replace("__gm__ float* X, __gm__ float* Y, float a, int32_t n, int8_t flag", "__gm__ float* Y, __gm__ uint8_t* X, int32_t n")
-    source = source.replace("for (int32_t i = block_idx; i < n; i += gridDim.x) { Y[i] = flag ? X[i] * a : X[i]; }", "Y[0] = n;")
-    kernel = Lowered(source, (Argument("X", "float4_e2m1fn", True, ("4", "n")), Argument("Y", "float32", True, ("1",))), (DeviceFunction("s_kernel", "1", (), {}),))
+    source = SOURCE.replace(
+        "__gm__ float* X, __gm__ float* Y, float a, int32_t n, int8_t flag",
+        "__gm__ float* Y, __gm__ uint8_t* X, int32_t n",
+    )
+    source = source.replace(
+        "for (int32_t i = block_idx; i < n; i += gridDim.x) { Y[i] = flag ? X[i] * a : X[i]; }", "Y[0] = n;"
+    )
+    kernel = Lowered(
+        source,
+        (Argument("X", "float4_e2m1fn", True, ("4", "n")), Argument("Y", "float32", True, ("1",))),
+        (DeviceFunction("s_kernel", "1", (), {}),),
+    )
     run(torch.zeros(4, 32, dtype=torch.uint8), y := torch.zeros(1), kernel=kernel)
     assert y.item() == 64
-    with pytest.raises(LaunchError, match=r"'X' has shape \(3, 32\), expected \(4, 64\) \(4, n, two values per byte along the last\)"):
+    with pytest.raises(
+        LaunchError, match=r"'X' has shape \(3, 32\), expected \(4, 64\) \(4, n, two values per byte along the last\)"
+    ):
         run(torch.zeros(3, 32, dtype=torch.uint8), y, kernel=kernel)
 
 
 def test_the_same_fault_is_reported_whatever_the_threads_do():
-    broken = dataclasses.replace(KERNEL, source=SOURCE.replace("i += gridDim.x) {", "i += gridDim.x) { if (block_idx >= 1) X[n] = 0;"))
+    broken = dataclasses.replace(
+        KERNEL, source=SOURCE.replace("i += gridDim.x) {", "i += gridDim.x) { if (block_idx >= 1) X[n] = 0;")
+    )
     for threads in (1, 2, 4):
         for _ in range(3):
             with pytest.raises(Exception, match="writes 4 bytes of GM outside every tensor") as caught:

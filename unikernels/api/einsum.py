@@ -110,9 +110,7 @@ def _run(
     addend = validate.addend(function, c, output)
     validate.require_same_device(function, output, a=a.data, b=b.data, **scale_tensors)
     if store is not None:
-        validate.epilogue_outputs(
-            function, store, addend, m, batch * n, output, a=a.data, b=b.data, **scale_tensors
-        )
+        validate.epilogue_outputs(function, store, addend, m, batch * n, output, a=a.data, b=b.data, **scale_tensors)
         if isinstance(store, FP8CastWithClamp) and n % (32 * store.sfd.element_size()):
             raise InvalidArgumentError(
                 f"{function}: d has {n} columns per head, expected a multiple of {32 * store.sfd.element_size()}: a word of "

@@ -8,7 +8,7 @@ Importing this module imports TileLang.
 
 from typing import Any
 
-import tilelang.ascend.language as T  # noqa: N812
+import tilelang.ascend.language as T
 
 from .expand_fp4_variant import ExpandVariant
 

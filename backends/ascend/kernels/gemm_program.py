@@ -8,7 +8,7 @@ Importing this module imports TileLang. Which variant a problem needs is decided
 
 from typing import Any, NamedTuple
 
-import tilelang.ascend.language as T  # noqa: N812
+import tilelang.ascend.language as T
 
 from .gemm_variant import PAIR, STREAMED_VERSIONS, GemmVariant
 

@@ -47,7 +47,7 @@ class SimulatedExecutor:
         return NUM_CORES
 
     def run(self, kernel: Kernel, *arguments: Tensor | float | int) -> None:
-        """Run `kernel` on CPU tensors; a hazard raises a `KernelFault`."""
+        """Run `kernel` on CPU tensors; a hazard raises a `KernelFaultError`."""
         report = simulate(prepared(kernel), *arguments, check=environment.read("UNIKERNELS_SIMULATOR_CHECK"))
         reports = _reports.get()
         if reports is not None:

@@ -25,7 +25,9 @@ _FLAGS = (
 )
 _CHECK_FLAGS = "-DUSIM_CHECK -fsanitize=thread -nodefaultlibs"
 _LIBRARIES = "-lm -lc -lgcc"
-_UNDECLARED = re.compile(r":(\d+):\d+: error: (?:'|‘)?(?:use of undeclared identifier ')?:{0,2}(asc_\w+|v[a-z]\w*)(?:'|’)?")
+_UNDECLARED = re.compile(
+    r":(\d+):\d+: error: (?:'|‘)?(?:use of undeclared identifier ')?:{0,2}(asc_\w+|v[a-z]\w*)(?:'|’)?"
+)
 
 
 def find_compiler() -> list[str]:

@@ -60,7 +60,9 @@ class SimulatedKernel:
 
     def get_profiler(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: time measured on this machine says nothing of the device."""
-        raise LaunchError("a simulated kernel has no profiler; read the predicted time from the report of a run instead")
+        raise LaunchError(
+            "a simulated kernel has no profiler; read the predicted time from the report of a run instead"
+        )
 
 
 class SimulatedDevice:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from unikernels.errors import InvalidArgumentError, SimulatorError
 
 
-class KernelFault(SimulatorError):
+class KernelFaultError(SimulatorError):
     """A simulated kernel broke a rule of the machine.
 
     Attributes say where: `kernel`, `block`, `core` (AIC, AIV0, AIV1), `pipe`, `builtin`, `line` of the generated source.
@@ -23,47 +23,47 @@ class KernelFault(SimulatorError):
     line: int = 0
 
 
-class OutOfBoundsError(KernelFault):
+class OutOfBoundsError(KernelFaultError):
     """A copy or access leaves the tensor it addresses, or an argument leaves its field."""
 
 
-class CapacityError(KernelFault):
+class CapacityError(KernelFaultError):
     """An access lies beyond the end of an on-chip memory."""
 
 
-class MisalignedError(KernelFault):
+class MisalignedError(KernelFaultError):
     """An address, stride or extent breaks an alignment rule."""
 
 
-class UninitialisedError(KernelFault):
+class UninitialisedError(KernelFaultError):
     """Data that nothing wrote is used, or reaches an output."""
 
 
-class RaceError(KernelFault):
+class RaceError(KernelFaultError):
     """Two accesses conflict and no flag, lock, barrier or cross-core signal orders them."""
 
 
-class FlagMisuseError(KernelFault):
+class FlagMisuseError(KernelFaultError):
     """A flag is set twice or left set, a counter overflows, an id or pipe does not exist."""
 
 
-class BarrierError(KernelFault):
+class BarrierError(KernelFaultError):
     """A thread cannot reach a barrier others wait for, or a warp function is used outside SIMT code."""
 
 
-class DeadlockError(KernelFault):
+class DeadlockError(KernelFaultError):
     """No core can advance; the message lists who waits for what."""
 
 
-class ScaleSlotError(KernelFault):
+class ScaleSlotError(KernelFaultError):
     """A block-scaled multiply reads a scale slot before it was loaded."""
 
 
-class UnimplementedBuiltinError(KernelFault):
+class UnimplementedBuiltinError(KernelFaultError):
     """The kernel uses a builtin, mode or type that the simulator does not have."""
 
 
-class DeviceAssertError(KernelFault):
+class DeviceAssertError(KernelFaultError):
     """An assertion written in the kernel failed."""
 
 
@@ -79,7 +79,7 @@ class LaunchError(SimulatorError, InvalidArgumentError):
     """The tensors or scalars do not fit the kernel's signature."""
 
 
-FAULTS: dict[str, type[KernelFault]] = {
+FAULTS: dict[str, type[KernelFaultError]] = {
     "out_of_bounds": OutOfBoundsError,
     "capacity": CapacityError,
     "misaligned": MisalignedError,

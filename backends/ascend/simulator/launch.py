@@ -18,7 +18,7 @@ import torch
 from . import _simulator
 from .cache import Cache
 from .compiler import compile_kernel, source_line
-from .errors import FAULTS, KernelFault, LaunchError
+from .errors import FAULTS, KernelFaultError, LaunchError
 from .lowering import Argument, Lowered, lower, template_folder
 from .report import Recording, Report
 from .rewrite import Parameter, Signature, Translation, translate
@@ -89,7 +89,9 @@ def prepare(kernel: Any, pass_configs: dict[str, Any] | None = None, cache: Cach
     return prepared
 
 
-def _bind_arguments(arguments: tuple[Argument, ...], values: tuple[Any, ...], scalars: dict[str, Any]) -> dict[str, Any]:
+def _bind_arguments(
+    arguments: tuple[Argument, ...], values: tuple[Any, ...], scalars: dict[str, Any]
+) -> dict[str, Any]:
     bound: dict[str, Any] = {}
     positional = list(values)
     for argument in arguments:
@@ -118,7 +120,9 @@ def _check_tensor(argument: Argument, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise LaunchError(f"argument '{argument.name}' must be a torch tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cpu":
-        raise LaunchError(f"argument '{argument.name}' is on {tensor.device}; the simulator reads CPU tensors: pass {argument.name}.cpu()")
+        raise LaunchError(
+            f"argument '{argument.name}' is on {tensor.device}; the simulator reads CPU tensors: pass {argument.name}.cpu()"
+        )
     expected = re.sub(r"x\d+$", "", _TORCH_NAMES.get(argument.dtype, argument.dtype))
     given = str(tensor.dtype).removeprefix("torch.")
     # fp4 and e8m0 travel as bytes in torch; sizes, not names, decide there.
@@ -145,7 +149,9 @@ def _solve_shapes(arguments: tuple[Argument, ...], bound: dict[str, Any]) -> dic
         tensor = bound[argument.name]
         _check_tensor(argument, tensor)
         if tensor.dim() != len(argument.shape):
-            raise LaunchError(f"argument '{argument.name}' has shape {tuple(tensor.shape)}, expected {len(argument.shape)} dimensions ({', '.join(argument.shape)})")
+            raise LaunchError(
+                f"argument '{argument.name}' has shape {tuple(tensor.shape)}, expected {len(argument.shape)} dimensions ({', '.join(argument.shape)})"
+            )
         shape, strides = _logical(argument, tensor)
         for values, names in ((shape, argument.shape), (strides, argument.strides)):
             for value, name in zip(values, names, strict=False):
@@ -166,13 +172,17 @@ def _check_shape(argument: Argument, tensor: torch.Tensor, sizes: dict[str, int]
     shape, strides = _logical(argument, tensor)
     if shape != expected:
         packed = ", two values per byte along the last" if "float4" in argument.dtype else ""
-        raise LaunchError(f"argument '{argument.name}' has shape {tuple(tensor.shape)}, expected {tuple(expected)} ({', '.join(argument.shape)}{packed})")
+        raise LaunchError(
+            f"argument '{argument.name}' has shape {tuple(tensor.shape)}, expected {tuple(expected)} ({', '.join(argument.shape)}{packed})"
+        )
     if argument.strides:
         wanted = [_evaluate(e, sizes) for e in argument.strides]
         if wanted != strides:
             raise LaunchError(f"argument '{argument.name}' has strides {tuple(strides)}, expected {tuple(wanted)}")
     elif not tensor.is_contiguous():
-        raise LaunchError(f"argument '{argument.name}' is not contiguous (strides {tuple(tensor.stride())}); pass {argument.name}.contiguous()")
+        raise LaunchError(
+            f"argument '{argument.name}' is not contiguous (strides {tuple(tensor.stride())}); pass {argument.name}.contiguous()"
+        )
 
 
 def _torch_dtype(name: str) -> torch.dtype:
@@ -183,7 +193,7 @@ def _torch_dtype(name: str) -> torch.dtype:
 def allocate_outputs(arguments: tuple[Argument, ...], inputs: list[Any], outputs: list[int]) -> dict[int, torch.Tensor]:
     """Fresh tensors for the arguments at positions `outputs`; `inputs` are the others, in order."""
     remaining = iter(inputs)
-    given = {i: next(remaining, None) for i in range(len(arguments)) if i not in outputs}
+    given: dict[int, Any] = {i: next(remaining, None) for i in range(len(arguments)) if i not in outputs}
     sizes: dict[str, int] = {}
     for index, value in given.items():
         argument = arguments[index]
@@ -224,7 +234,7 @@ def _pack_scalar(parameter: Parameter, value: Any) -> bytes:
         raise LaunchError(f"scalar '{parameter.name}' = {value!r} does not fit {parameter.ctype}: {error}") from None
 
 
-def _fault(fault: dict[str, Any], signature: Signature, path: Path) -> KernelFault:
+def _fault(fault: dict[str, Any], signature: Signature, path: Path) -> KernelFaultError:
     name = path_name = signature.symbol
     lines = [source_line(path, site, path_name) for site in fault["sites"]]
     message = fault["message"]
@@ -264,7 +274,7 @@ def simulate(
         tensors: the kernel's arguments in its own order; CPU tensors of the declared dtypes and shapes. Outputs are
             written in place.
         pass_configs: TileLang pass configuration used for lowering.
-        check: "on" raises a `KernelFault` subclass for every hazard; "off" runs a build without checks, at full speed.
+        check: "on" raises a `KernelFaultError` subclass for every hazard; "off" runs a build without checks, at full speed.
         functional: False runs the cores' programs without moving data, which is enough to time large problems.
         seed: None runs in program order, the same every time; a number interleaves pipes and cores at random.
         saturate: conversions and mmad in saturate mode (CTRL[48] = 0) instead of the default Inf/NaN mode.
@@ -274,7 +284,7 @@ def simulate(
 
     Raises:
         LaunchError: an argument does not fit the signature.
-        KernelFault: the kernel broke a rule of the machine (one subclass per hazard).
+        KernelFaultError: the kernel broke a rule of the machine (one subclass per hazard).
         UnimplementedBuiltinError: the kernel uses something the simulator does not have.
     """
     if check not in ("on", "off"):
@@ -319,5 +329,7 @@ def simulate(
             raise _fault(result["fault"], signature, path) from None
         warnings += result["warnings"]
         kept.update(result["memories"])
-        recordings.append(Recording(function.symbol, signature.kind, grid, tuple(s[0] for s in specs), result["recordings"], path))
+        recordings.append(
+            Recording(function.symbol, signature.kind, grid, tuple(s[0] for s in specs), result["recordings"], path)
+        )
     return Report(tuple(recordings), tuple(warnings), kept)

@@ -24,7 +24,7 @@ class Argument:
     name: str
     dtype: str
     is_tensor: bool
-    shape: tuple[str, ...] = ()    # Python expressions over scalar names
+    shape: tuple[str, ...] = ()  # Python expressions over scalar names
     strides: tuple[str, ...] = ()
 
 
@@ -33,9 +33,9 @@ class DeviceFunction:
     """Launch facts of one device function."""
 
     symbol: str
-    grid: str                      # Python expression over scalar names
-    read_only: tuple[int, ...]     # positions of pointer parameters the function never writes
-    names: dict[str, str]          # device pointer name -> argument name, where they differ
+    grid: str  # Python expression over scalar names
+    read_only: tuple[int, ...]  # positions of pointer parameters the function never writes
+    names: dict[str, str]  # device pointer name -> argument name, where they differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,9 @@ def python_expression(expression: Any) -> str:
     if kind == "Cast":
         return python_expression(expression.value)
     if kind == "Select":
-        condition, yes, no = (python_expression(getattr(expression, n)) for n in ("condition", "true_value", "false_value"))
+        condition, yes, no = (
+            python_expression(getattr(expression, n)) for n in ("condition", "true_value", "false_value")
+        )
         return f"({yes} if {condition} else {no})"
     if kind == "Call":
         name = str(expression.op.name).rpartition(".")[2]

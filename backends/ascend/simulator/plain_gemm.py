@@ -4,14 +4,14 @@ They exist to compare the timing model with published figures and to show it wel
 of the Ascend backend are elsewhere. Importing this file imports TileLang.
 """
 
-# ruff: noqa: N803, N806  (kernels name global tensors as the field does: A, B, SA, SB, D)
+
 # mypy: disable-error-code="valid-type, untyped-decorator, no-untyped-def"
 # Annotations stay objects here: TileLang evaluates them, and as text they would not see this file's local names.
 
 from dataclasses import dataclass
 from typing import Any
 
-import tilelang.ascend.language as T  # noqa: N812
+import tilelang.ascend.language as T
 
 GROUP = 8  # tiles of M that the cores work on side by side, so that they share tiles of B in L2
 

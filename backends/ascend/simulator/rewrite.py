@@ -15,7 +15,9 @@ _SIMT = re.compile(r"__simt_vf__\s+(?:__launch_bounds__\(\d+\)\s+)?inline void (
 _SIMD = re.compile(r"__simd_vf__\s+inline void (\w+)\(")
 _VF_CALL = re.compile(r"asc_vf_call<(\w+)>\(")
 _SCATTER = re.compile(r"^(\s*)(ascend_nd2nz_scatter<[^>]*>\(.*\));", re.M)
-_LOCKSTEP = re.compile(r"asc_sync|asc_shfl|asc_reduce|asc_ballot|asc_activemask|asc_a[nl][yl]\(|AllReduce|coalesced_threads|laneid")
+_LOCKSTEP = re.compile(
+    r"asc_sync|asc_shfl|asc_reduce|asc_ballot|asc_activemask|asc_a[nl][yl]\(|AllReduce|coalesced_threads|laneid"
+)
 _PRINTS = re.compile(r"debug_print|printf")
 _ATOMIC = re.compile(r"asc_set_atomic_(?!none)|asc_atomic_")
 

@@ -59,9 +59,23 @@ def test_the_clean_kernel_is_exact(run_ascend):
 
 
 MISSING = {
-    "load to stage": (("loaded", "wait_loaded"), "MTE2", "MTE1", "L1[0x0:0x200]", "asc_copy_l12l0a", "asc_copy_gm2l1_nd2nz"),
+    "load to stage": (
+        ("loaded", "wait_loaded"),
+        "MTE2",
+        "MTE1",
+        "L1[0x0:0x200]",
+        "asc_copy_l12l0a",
+        "asc_copy_gm2l1_nd2nz",
+    ),
     "stage to multiply": (("staged", "wait_staged"), "MTE1", "M", "L0A[0x0:0x200]", "asc_mmad", "asc_copy_l12l0a"),
-    "multiply to store": (("multiplied", "wait_multiplied"), "M", "FIX", "L0C[0x0:0x400]", "asc_copy_l0c2gm", "asc_mmad"),
+    "multiply to store": (
+        ("multiplied", "wait_multiplied"),
+        "M",
+        "FIX",
+        "L0C[0x0:0x400]",
+        "asc_copy_l0c2gm",
+        "asc_mmad",
+    ),
 }
 
 
@@ -107,18 +121,31 @@ def test_locks_order_as_events_do(run_ascend):
     t = tensors()
     run_ascend(kernel(**lock), t)
     assert torch.equal(t["D"], t["A"].float() @ t["B"].float().T)
-    wrong = {**lock, "wait_loaded": "asc_lock(PIPE_MTE1, 4, ASC_LOCK_BLOCK);", "staged": "asc_unlock(PIPE_MTE1, 4, ASC_LOCK_BLOCK);" + STEPS["staged"]}
+    wrong = {
+        **lock,
+        "wait_loaded": "asc_lock(PIPE_MTE1, 4, ASC_LOCK_BLOCK);",
+        "staged": "asc_unlock(PIPE_MTE1, 4, ASC_LOCK_BLOCK);" + STEPS["staged"],
+    }
     with pytest.raises(RaceError, match="pipe MTE2"):
         run_ascend(kernel(**wrong), tensors())
 
 
 def test_a_lock_left_held_is_reported(run_ascend):
-    with pytest.raises(FlagMisuseError, match=r"lock 7 is still held at the end of the kernel; it was last taken at line \d+"):
+    with pytest.raises(
+        FlagMisuseError, match=r"lock 7 is still held at the end of the kernel; it was last taken at line \d+"
+    ):
         run_ascend(kernel() + "\nasc_lock(PIPE_MTE2, 7, ASC_LOCK_BLOCK);", tensors())
 
 
 def test_a_full_barrier_orders_everything(run_ascend):
-    body = kernel(loaded="asc_sync();", wait_loaded=None, staged="asc_sync();", wait_staged=None, multiplied="asc_sync();", wait_multiplied=None)
+    body = kernel(
+        loaded="asc_sync();",
+        wait_loaded=None,
+        staged="asc_sync();",
+        wait_staged=None,
+        multiplied="asc_sync();",
+        wait_multiplied=None,
+    )
     for seed in (None, 4):
         t = tensors()
         run_ascend(body, t, seed=seed)
@@ -155,7 +182,10 @@ def test_a_wait_without_notify_is_a_deadlock(run_ascend):
     with pytest.raises(DeadlockError) as caught:
         run_ascend(body, tensors())
     text = str(caught.value)
-    assert f"block 0 AIC pipe MTE1 waits in asc_sync_wait (line {line_of(body, 'asc_sync_wait(PIPE_MTE2')}) for flag (MTE2, MTE1, 0) from pipe MTE2" in text
+    assert (
+        f"block 0 AIC pipe MTE1 waits in asc_sync_wait (line {line_of(body, 'asc_sync_wait(PIPE_MTE2')}) for flag (MTE2, MTE1, 0) from pipe MTE2"
+        in text
+    )
     assert f"block 0 AIC pipe M waits in asc_sync_wait (line {line_of(body, 'asc_sync_wait(PIPE_MTE1')})" in text
 
 
@@ -168,9 +198,14 @@ def test_a_wait_may_stand_before_its_notify(run_ascend):
 
 
 def test_data_that_was_never_loaded_is_reported(run_ascend):
-    with pytest.raises(UninitialisedError, match=r"reads row 0, K group 0 of the operand at L0B byte 0, which no load has written"):
+    with pytest.raises(
+        UninitialisedError, match=r"reads row 0, K group 0 of the operand at L0B byte 0, which no load has written"
+    ):
         run_ascend(kernel(stage=STEPS["stage"].split("asc_copy_l12l0b")[0]), tensors())
-    with pytest.raises(UninitialisedError, match=r"stores accumulator \(0, 0\).*asc_copy_l12l0b.*read L1\[0x200:0x220\], which nothing had written"):
+    with pytest.raises(
+        UninitialisedError,
+        match=r"stores accumulator \(0, 0\).*asc_copy_l12l0b.*read L1\[0x200:0x220\], which nothing had written",
+    ):
         run_ascend(kernel(load_b=None), tensors())
     with pytest.raises(UninitialisedError, match="the first mmad of a tile must start from zero"):
         run_ascend(kernel(multiply=STEPS["multiply"].replace("1);", "0);")), tensors())
@@ -201,7 +236,10 @@ SLOT_B = "asc_copy_l12l0b_mx(0, (fp8_e8m0_t*)0, 0, 0, 1, 1, 1, 1);"
 def test_a_scale_slot_must_be_loaded(run_ascend):
     t = {"X": torch.full((32, 64), 0x38, dtype=torch.uint8)}
     run_ascend(MX.format(scales=SLOT_A + SLOT_B), t)
-    with pytest.raises(ScaleSlotError, match=r"scale slot of rows 0\.\.15, K pair 0 \(L0B_MX byte 0\) before any asc_copy_l12l0b_mx has loaded it"):
+    with pytest.raises(
+        ScaleSlotError,
+        match=r"scale slot of rows 0\.\.15, K pair 0 \(L0B_MX byte 0\) before any asc_copy_l12l0b_mx has loaded it",
+    ):
         run_ascend(MX.format(scales=SLOT_A), t)
 
 
@@ -220,7 +258,10 @@ def test_places_that_do_not_exist(run_ascend, changes, error, text):
 
 
 def test_two_blocks_may_not_write_the_same_bytes(run_ascend):
-    with pytest.raises(RaceError, match=r"writes GM tensor 'D' \[0x0:0x40\].*earlier write of .* by block \d AIC pipe FIX.*two blocks touch the same bytes"):
+    with pytest.raises(
+        RaceError,
+        match=r"writes GM tensor 'D' \[0x0:0x40\].*earlier write of .* by block \d AIC pipe FIX.*two blocks touch the same bytes",
+    ):
         run_ascend(kernel(), tensors(), grid=2)
     apart = STEPS["store"].replace("(D,", "(D + block_idx * 256,")
     t = tensors()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unikernels.backends.ascend.simulator import DeadlockError, FlagMisuseError, KernelFault, RaceError
+from unikernels.backends.ascend.simulator import DeadlockError, FlagMisuseError, KernelFaultError, RaceError
 
 # AIC: C = A * A^T (16x16) to the UB of both vector cores, 8 rows each; AIVs store their rows.
 CUBE = """
@@ -37,7 +37,10 @@ def tensors():
 
 
 FORMS = {
-    "intra": ("asc_sync_intra_arrive(PIPE_FIX, 3); asc_sync_intra_arrive(PIPE_FIX, 19);", "asc_sync_intra_wait(PIPE_MTE3, 3);"),
+    "intra": (
+        "asc_sync_intra_arrive(PIPE_FIX, 3); asc_sync_intra_arrive(PIPE_FIX, 19);",
+        "asc_sync_intra_wait(PIPE_MTE3, 3);",
+    ),
     "block": ("asc_sync_block_arrive(PIPE_FIX, 5);", "asc_sync_block_wait(PIPE_MTE3, 5);"),
 }
 
@@ -52,23 +55,33 @@ def test_a_signal_orders_the_vector_cores_after_the_cube(run_ascend, form, seed)
 
 
 def test_without_a_signal_the_cores_race(run_ascend):
-    with pytest.raises(KernelFault) as caught:
+    with pytest.raises(KernelFaultError) as caught:
         run_ascend(kernel(), tensors(), kind="mixed")
     assert caught.value.builtin in ("asc_copy_ub2gm_align", "asc_copy_l0c2ub")
     # With the cube first in program order, the missing edge itself is named.
-    only_one = kernel("asc_sync_intra_arrive(PIPE_FIX, 0); asc_sync_intra_arrive(PIPE_FIX, 16);", "asc_sync_intra_wait(PIPE_V, 0);")
-    with pytest.raises(RaceError, match=r"AIV0, pipe MTE3.*reads UB of AIV0\[0x0:0x200\].*by block 0 AIC pipe FIX.*signal from AIC pipe FIX to AIV0 pipe MTE3"):
+    only_one = kernel(
+        "asc_sync_intra_arrive(PIPE_FIX, 0); asc_sync_intra_arrive(PIPE_FIX, 16);", "asc_sync_intra_wait(PIPE_V, 0);"
+    )
+    with pytest.raises(
+        RaceError,
+        match=r"AIV0, pipe MTE3.*reads UB of AIV0\[0x0:0x200\].*by block 0 AIC pipe FIX.*signal from AIC pipe FIX to AIV0 pipe MTE3",
+    ):
         run_ascend(only_one, tensors(), kind="mixed")
 
 
 def test_a_signal_to_one_vector_core_only_deadlocks_the_other(run_ascend):
-    with pytest.raises(DeadlockError, match=r"block 0 AIV1 pipe MTE3 waits in asc_sync_intra_wait \(line \d+\) for counter 3, signalled by AIC"):
+    with pytest.raises(
+        DeadlockError,
+        match=r"block 0 AIV1 pipe MTE3 waits in asc_sync_intra_wait \(line \d+\) for counter 3, signalled by AIC",
+    ):
         run_ascend(kernel("asc_sync_intra_arrive(PIPE_FIX, 3);", FORMS["intra"][1]), tensors(), kind="mixed")
 
 
 def test_an_arrival_nobody_takes_is_reported(run_ascend):
     arrive, wait = FORMS["intra"]
-    with pytest.raises(FlagMisuseError, match=r"cross-core counter 3 still holds 1 arrival\(s\) at the end of the kernel"):
+    with pytest.raises(
+        FlagMisuseError, match=r"cross-core counter 3 still holds 1 arrival\(s\) at the end of the kernel"
+    ):
         run_ascend(kernel(arrive + "asc_sync_intra_arrive(PIPE_FIX, 3);", wait), tensors(), kind="mixed")
 
 
@@ -76,9 +89,16 @@ def test_the_cube_waits_for_both_vector_cores(run_ascend):
     back = "asc_sync_intra_arrive(PIPE_MTE3, 1);"
     again = CUBE.split("asc_set_l0c_copy_nz_para")[1]
     arrive, wait = FORMS["intra"]
-    both = arrive + "asc_sync_intra_wait(PIPE_FIX, 1); asc_sync_intra_wait(PIPE_FIX, 17); asc_set_l0c_copy_nz_para" + again
+    both = (
+        arrive + "asc_sync_intra_wait(PIPE_FIX, 1); asc_sync_intra_wait(PIPE_FIX, 17); asc_set_l0c_copy_nz_para" + again
+    )
     run_ascend(kernel(both, wait, after=back), tensors(), kind="mixed")
-    one = arrive + "asc_sync_intra_wait(PIPE_FIX, 1); asc_set_l0c_copy_nz_para" + again + "asc_sync_intra_wait(PIPE_FIX, 17);"
+    one = (
+        arrive
+        + "asc_sync_intra_wait(PIPE_FIX, 1); asc_set_l0c_copy_nz_para"
+        + again
+        + "asc_sync_intra_wait(PIPE_FIX, 17);"
+    )
     with pytest.raises(RaceError, match=r"writes UB of AIV1.*after the earlier read of .*AIV1 pipe MTE3"):
         run_ascend(kernel(one, wait, after=back), tensors(), kind="mixed")
 
@@ -104,7 +124,7 @@ def test_both_vector_cores_meet_in_a_subblock_barrier(run_ascend):
         "wait1": "asc_sync_subblock_arrive(PIPE_MTE2, 2); asc_sync_subblock_wait(PIPE_MTE2, 2);",
     }
     run_ascend(body.format(**meet), tensors(), kind="mixed")
-    with pytest.raises(RaceError, match="GM tensor 'D'"):
+    with pytest.raises(RaceError, match=r"GM tensor 'D'"):
         run_ascend(body.format(arrive0="", wait1=""), tensors(), kind="mixed")
 
 
@@ -123,17 +143,34 @@ EXCHANGE = """
 
 @pytest.mark.parametrize("seed", [None, 7])
 def test_blocks_exchange_data_behind_a_barrier(run_ascend, seed):
-    t = {"A": torch.arange(128).reshape(8, 16).to(torch.float16), "W": torch.zeros(8, 16, dtype=torch.float16), "D": torch.zeros(8, 16, dtype=torch.float16)}
-    run_ascend(EXCHANGE.format(meet="asc_sync_inter_arrive(PIPE_MTE3, 0); asc_sync_inter_wait(PIPE_MTE2, 0);"), t, kind="vector", grid=8, seed=seed)
+    t = {
+        "A": torch.arange(128).reshape(8, 16).to(torch.float16),
+        "W": torch.zeros(8, 16, dtype=torch.float16),
+        "D": torch.zeros(8, 16, dtype=torch.float16),
+    }
+    run_ascend(
+        EXCHANGE.format(meet="asc_sync_inter_arrive(PIPE_MTE3, 0); asc_sync_inter_wait(PIPE_MTE2, 0);"),
+        t,
+        kind="vector",
+        grid=8,
+        seed=seed,
+    )
     assert torch.equal(t["D"], t["A"].roll(-1, 0))
-    with pytest.raises(RaceError, match="GM tensor 'W'.*two blocks touch the same bytes"):
+    with pytest.raises(RaceError, match=r"GM tensor 'W'.*two blocks touch the same bytes"):
         run_ascend(EXCHANGE.format(meet=""), t, kind="vector", grid=8, seed=seed)
 
 
 def test_a_block_that_misses_the_barrier_deadlocks_the_others(run_ascend):
-    t = {"A": torch.zeros(8, 16, dtype=torch.float16), "W": torch.zeros(8, 16, dtype=torch.float16), "D": torch.zeros(8, 16, dtype=torch.float16)}
+    t = {
+        "A": torch.zeros(8, 16, dtype=torch.float16),
+        "W": torch.zeros(8, 16, dtype=torch.float16),
+        "D": torch.zeros(8, 16, dtype=torch.float16),
+    }
     meet = "asc_sync_inter_arrive(PIPE_MTE3, 0); asc_sync_inter_wait(PIPE_MTE2, 0);"
-    with pytest.raises(DeadlockError, match=r"block 0 AIV0 pipe MTE2 waits in asc_sync_inter_wait \(line \d+\) for counter 0, signalled by all blocks"):
+    with pytest.raises(
+        DeadlockError,
+        match=r"block 0 AIV0 pipe MTE2 waits in asc_sync_inter_wait \(line \d+\) for counter 0, signalled by all blocks",
+    ):
         run_ascend("if (block_idx == 3) return;" + EXCHANGE.format(meet=meet), t, kind="vector", grid=8)
 
 
@@ -143,7 +180,10 @@ def test_a_block_that_misses_the_barrier_deadlocks_the_others(run_ascend):
         ("asc_sync_intra_arrive(PIPE_FIX, 32);", r"cross-core id 32 is outside 0\.\.31"),
         ("asc_sync_block_arrive(PIPE_FIX, 16);", r"cross-core id 16 is outside 0\.\.15"),
         ("asc_sync_intra_arrive(PIPE_V, 0);", r"pipe V does not exist on block 0 AIC"),
-        ("for (int i = 0; i < 16; ++i) asc_sync_intra_arrive(PIPE_FIX, 0);", r"counter 0 of block 0 AIV0 would exceed 15"),
+        (
+            "for (int i = 0; i < 16; ++i) asc_sync_intra_arrive(PIPE_FIX, 0);",
+            r"counter 0 of block 0 AIV0 would exceed 15",
+        ),
     ],
 )
 def test_cross_core_misuse_is_named(run_ascend, before, text):

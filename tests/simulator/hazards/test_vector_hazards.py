@@ -57,12 +57,18 @@ def test_the_clean_kernel_is_exact(run_ascend):
 
 
 def test_a_function_must_wait_for_its_data(run_ascend):
-    with pytest.raises(RaceError, match=r"pipe V, asc_vf_call, line \d+: reads UB of AIV0\[0x0:0x100\].*pipe MTE2 \(asc_copy_gm2ub_align"):
+    with pytest.raises(
+        RaceError,
+        match=r"pipe V, asc_vf_call, line \d+: reads UB of AIV0\[0x0:0x100\].*pipe MTE2 \(asc_copy_gm2ub_align",
+    ):
         run_ascend(body(before=""), tensors(), kind="vector", functions=DOUBLE)
 
 
 def test_a_store_must_wait_for_the_function(run_ascend):
-    with pytest.raises(RaceError, match=r"pipe MTE3, asc_copy_ub2gm_align.*earlier write of UB of AIV0\[0x0:0x100\].*pipe V \(asc_vf_call"):
+    with pytest.raises(
+        RaceError,
+        match=r"pipe MTE3, asc_copy_ub2gm_align.*earlier write of UB of AIV0\[0x0:0x100\].*pipe V \(asc_vf_call",
+    ):
         run_ascend(body(after=""), tensors(), kind="vector", functions=DOUBLE)
 
 
@@ -71,7 +77,12 @@ def test_the_scalar_program_must_wait_too(run_ascend):
     clean = body(call="asc_vf_call<f>(cce::dim3(64), u, Y);" + event("V", "S", 1) + peek, after="", store=0)
     run_ascend(clean, tensors(), kind="vector", functions=DOUBLE)
     with pytest.raises(RaceError, match=r"pipe S, scalar_access, line \d+: reads UB of AIV0\[0xc:0x10\]"):
-        run_ascend(body(call="asc_vf_call<f>(cce::dim3(64), u, Y);" + peek, after="", store=0), tensors(), kind="vector", functions=DOUBLE)
+        run_ascend(
+            body(call="asc_vf_call<f>(cce::dim3(64), u, Y);" + peek, after="", store=0),
+            tensors(),
+            kind="vector",
+            functions=DOUBLE,
+        )
 
 
 REVERSE = """
@@ -85,7 +96,10 @@ def test_threads_need_a_barrier_between_reading_and_writing(run_ascend):
     t = tensors()
     run_ascend(body(), t, kind="vector", functions=function(REVERSE.format(barrier="asc_syncthreads();")))
     assert torch.equal(t["Y"], t["X"].flip(0))
-    with pytest.raises(RaceError, match=r"thread \d+ of f (reads|writes) UB byte \d+, which thread \d+ (reads|writes) with no asc_syncthreads between"):
+    with pytest.raises(
+        RaceError,
+        match=r"thread \d+ of f (reads|writes) UB byte \d+, which thread \d+ (reads|writes) with no asc_syncthreads between",
+    ):
         run_ascend(body(), tensors(), kind="vector", functions=function(REVERSE.format(barrier="")))
 
 
@@ -106,12 +120,17 @@ def test_a_tail_that_is_computed_and_dropped_is_no_error(run_ascend):
     t = tensors()
     run_ascend(body(load=160, store=160), t, kind="vector", functions=DOUBLE)
     assert torch.equal(t["Y"][:40], t["X"][:40] * 2)
-    with pytest.raises(UninitialisedError, match=r"stores UB byte 160 to byte 160 of tensor 'Y', but its value depends on uninitialised data; first seen when .*asc_vf_call.*read UB of AIV0\[0xa0:0xa4\]"):
+    with pytest.raises(
+        UninitialisedError,
+        match=r"stores UB byte 160 to byte 160 of tensor 'Y', but its value depends on uninitialised data; first seen when .*asc_vf_call.*read UB of AIV0\[0xa0:0xa4\]",
+    ):
         run_ascend(body(load=160, store=164), tensors(), kind="vector", functions=DOUBLE)
 
 
 def test_a_reduction_over_unloaded_elements_is_reported(run_ascend):
-    total = function("asc_syncthreads(); if (threadIdx.x == 0) { float s = 0; for (int i = 0; i < 64; ++i) s += u[i]; u[0] = s; }")
+    total = function(
+        "asc_syncthreads(); if (threadIdx.x == 0) { float s = 0; for (int i = 0; i < 64; ++i) s += u[i]; u[0] = s; }"
+    )
     t = tensors()
     run_ascend(body(store=4), t, kind="vector", functions=total)
     assert t["Y"][0] == t["X"].sum()
@@ -124,7 +143,12 @@ def test_uninitialised_data_may_not_reach_gm_directly(run_ascend):
     with pytest.raises(UninitialisedError, match="f stores a value to GM that depends on uninitialised UB bytes"):
         run_ascend(body(load=128, store=0), tensors(), kind="vector", functions=direct)
     t = tensors()
-    run_ascend(body(load=128, store=0), t, kind="vector", functions=function("g[threadIdx.x] = threadIdx.x < 32 ? u[threadIdx.x] : 1.0f;"))
+    run_ascend(
+        body(load=128, store=0),
+        t,
+        kind="vector",
+        functions=function("g[threadIdx.x] = threadIdx.x < 32 ? u[threadIdx.x] : 1.0f;"),
+    )
     assert torch.equal(t["Y"], torch.where(torch.arange(64) < 32, t["X"], torch.ones(64)))
 
 
@@ -161,6 +185,9 @@ def test_blocks_may_not_write_the_same_gm_bytes_from_threads(run_ascend):
 
 
 def test_an_unknown_builtin_is_named_with_its_line(run_ascend):
-    with pytest.raises(UnimplementedBuiltinError, match=r"kernel 'k_kernel' uses the builtin asc_warp_frobnicate \(generated source, line 4: asc_warp_frobnicate\(1\);\)") as caught:
+    with pytest.raises(
+        UnimplementedBuiltinError,
+        match=r"kernel 'k_kernel' uses the builtin asc_warp_frobnicate \(generated source, line 4: asc_warp_frobnicate\(1\);\)",
+    ) as caught:
         run_ascend(body(), tensors(), kind="vector", functions=function("asc_warp_frobnicate(1);"))
     assert (caught.value.builtin, caught.value.line) == ("asc_warp_frobnicate", 4)

@@ -35,7 +35,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([flat, torch.zeros(-flat.numel() % 256, dtype=torch.uint8)])
 
 
-def _run(function: str, call: str, extra: str, inputs: list[torch.Tensor], output: torch.Tensor, check: str, saturate: bool) -> None:
+def _run(
+    function: str, call: str, extra: str, inputs: list[torch.Tensor], output: torch.Tensor, check: str, saturate: bool
+) -> None:
     x = torch.cat([_bytes(t) for t in inputs]) if inputs else torch.zeros(256, dtype=torch.uint8)
     y = output.view(torch.uint8).flatten()
     source = _KERNEL.format(extra=extra, function=function, call=call, inputs=x.numel(), outputs=y.numel())
@@ -88,9 +90,19 @@ def run_simt() -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         size = max(256, sum(_bytes(t).numel() for t in inputs))
         function = (
-            "__simt_vf__ __launch_bounds__(1024) inline void body(__ubuf__ uint8_t* in, __ubuf__ uint8_t* out) {\n" + body + "\n}"
+            "__simt_vf__ __launch_bounds__(1024) inline void body(__ubuf__ uint8_t* in, __ubuf__ uint8_t* out) {\n"
+            + body
+            + "\n}"
         )
-        _run(function, f"asc_vf_call<body>(cce::dim3({threads}), ub, ub + {size});", extra, inputs, output, check, saturate)
+        _run(
+            function,
+            f"asc_vf_call<body>(cce::dim3({threads}), ub, ub + {size});",
+            extra,
+            inputs,
+            output,
+            check,
+            saturate,
+        )
         return output
 
     return run

@@ -110,8 +110,12 @@ def test_vcvt_of_every_input(run_simd: Run, source: str) -> None:
         for part in range(ratio):
             part_name = "" if ratio == width / np.dtype(C_NAMES[target]).itemsize == 1 else f"PART_P{part},"
             extra = controls + ", " if controls else ""
-            body.append(f"{{ auto r = simd_inst::vcvt<{target}>(s, asc_create_mask_{MASK[narrow]}(PAT_ALL), {extra}{part_name} MODE_ZEROING);")
-            body.append(f"simd_inst::vsts_norm((vector_u8&)r, (uint8_t*)out({offset} + {ratio} * i + {part}), 0, asc_create_mask_b8(PAT_ALL)); }}")
+            body.append(
+                f"{{ auto r = simd_inst::vcvt<{target}>(s, asc_create_mask_{MASK[narrow]}(PAT_ALL), {extra}{part_name} MODE_ZEROING);"
+            )
+            body.append(
+                f"simd_inst::vsts_norm((vector_u8&)r, (uint8_t*)out({offset} + {ratio} * i + {part}), 0, asc_create_mask_b8(PAT_ALL)); }}"
+            )
         offset += ratio * chunk // lanes
     body.append("}")
     results: list[list[np.ndarray]] = [[] for _ in cases]
@@ -160,8 +164,12 @@ def test_vcvt_of_32_and_64_bit_inputs(run_simd: Run) -> None:
     f[:6] = np.inf, -np.inf, np.nan, 2.5, -3.5, 70000.0
     s, q = rng.integers(-(2**31), 2**31, 64).astype(np.int32), rng.integers(-(2**62), 2**62, 32)
     roundings = "RAFCZ"
-    body = ["auto f = simd_inst::vlds_norm((float*)in(0), 0); auto s = simd_inst::vlds_norm((int32_t*)in(1), 0); vector_s64 q; asc_loadalign(q, (int64_t*)in(2), 0);"]
-    body.append("auto m = asc_create_mask_b32(PAT_ALL), n = asc_create_mask_b16(PAT_ALL), b = asc_create_mask_b8(PAT_ALL);\n#define PUT(N, R) { auto r = R; simd_inst::vsts_norm((vector_u8&)r, (uint8_t*)out(N), 0, b); }")
+    body = [
+        "auto f = simd_inst::vlds_norm((float*)in(0), 0); auto s = simd_inst::vlds_norm((int32_t*)in(1), 0); vector_s64 q; asc_loadalign(q, (int64_t*)in(2), 0);"
+    ]
+    body.append(
+        "auto m = asc_create_mask_b32(PAT_ALL), n = asc_create_mask_b16(PAT_ALL), b = asc_create_mask_b8(PAT_ALL);\n#define PUT(N, R) { auto r = R; simd_inst::vsts_norm((vector_u8&)r, (uint8_t*)out(N), 0, b); }"
+    )
     for i, m in enumerate(roundings):
         body.append(f"PUT({i}, simd_inst::vcvt<int32_t>(f, m, ROUND_{m}, RS_ENABLE, MODE_ZEROING))")
         body.append(f"PUT({5 + i}, simd_inst::vcvt<int16_t>(f, n, ROUND_{m}, RS_DISABLE, PART_ODD, MODE_ZEROING))")
@@ -192,7 +200,9 @@ def test_vcvt_of_32_and_64_bit_inputs(run_simd: Run) -> None:
     odd = out[22].view(np.float16)[::2].copy()
     inside = np.isfinite(nearest) & (np.abs(f) > 1e-4)
     exact = odd.astype(np.float32) == f
-    assert (np.abs(odd[inside].astype(np.float32) - f[inside]) < np.spacing(np.abs(nearest[inside])).astype(np.float32)).all()
+    assert (
+        np.abs(odd[inside].astype(np.float32) - f[inside]) < np.spacing(np.abs(nearest[inside])).astype(np.float32)
+    ).all()
     assert ((odd.view(np.uint16)[inside & ~exact] & 1) == 1).all()
     assert (out[23][3::4] == np.clip(s, 0, 255)).all()
     same(out[24].view(np.int32)[1::2].copy(), np.clip(q, -(2**31), 2**31 - 1).astype(np.int32), "s64 to s32")
@@ -218,7 +228,12 @@ SIMT_16 = """
 
 @pytest.mark.parametrize(
     ("source", "saturate"),
-    [("half", False), ("bfloat16_t", True), pytest.param("half", True, marks=pytest.mark.slow), pytest.param("bfloat16_t", False, marks=pytest.mark.slow)],
+    [
+        ("half", False),
+        ("bfloat16_t", True),
+        pytest.param("half", True, marks=pytest.mark.slow),
+        pytest.param("bfloat16_t", False, marks=pytest.mark.slow),
+    ],
 )
 def test_simt_conversions_of_every_16_bit_input(run_simt: Run, source: str, saturate: bool) -> None:
     x, n = all_inputs(source), 2048
@@ -226,13 +241,26 @@ def test_simt_conversions_of_every_16_bit_input(run_simt: Run, source: str, satu
         values = x[start : start + n]
         part = torch.from_numpy(values.view(np.uint8).copy())
         output = torch.zeros(24 * n, dtype=torch.uint8)
-        out = run_simt(SIMT_16.format(source=source), [part], output, threads="64", check="off", saturate=saturate).numpy()
+        out = run_simt(
+            SIMT_16.format(source=source), [part], output, threads="64", check="off", saturate=saturate
+        ).numpy()
         with np.errstate(all="ignore"):
             f = values.astype(np.float32)
-            pairs = [(0, np.float16, saturate), (4, BF16, saturate), (8, E4M3, True), (10, E4M3, False), (12, E5M2, True), (14, E5M2, False)]
+            pairs = [
+                (0, np.float16, saturate),
+                (4, BF16, saturate),
+                (8, E4M3, True),
+                (10, E4M3, False),
+                (12, E5M2, True),
+                (14, E5M2, False),
+            ]
             for place, dtype, clamp in pairs:
                 size = 2 * np.dtype(dtype).itemsize
-                same(out[place * n : (place + size) * n].view(dtype), np.repeat(to_float(f, dtype, clamp), 2), f"{dtype} {clamp}")
+                same(
+                    out[place * n : (place + size) * n].view(dtype),
+                    np.repeat(to_float(f, dtype, clamp), 2),
+                    f"{dtype} {clamp}",
+                )
             same(out[16 * n : 20 * n].view(np.float32), f, "widening")
             if source != "half":  # half(half) copies
                 same(out[20 * n : 22 * n].view(np.float16), to_float(f, np.float16, saturate), "scalar half")

@@ -9,18 +9,18 @@ import torch
 from unikernels.backends.ascend.simulator import MisalignedError, OutOfBoundsError, UnimplementedBuiltinError
 
 # C = X [32, 8] times the identity: 32 rows, 8 used columns of 16; X holds arbitrary float32 values.
-FILL = """
+FILL = f"""
   asc_set_gm2l1_nz_para(1, 1, 64, 0);
-  asc_copy_gm2l1_nd2nz((float*)0, X, {row}, static_cast<asc_load_l2_cache_mode>(0), 64, {k}, 0, 0);
+  asc_copy_gm2l1_nd2nz((float*)0, X, {256}, static_cast<asc_load_l2_cache_mode>(0), 64, {64}, 0, 0);
   asc_set_gm2l1_nz_para(1, 1, 64, 0);
-  asc_copy_gm2l1_nd2nz((float*)131072, I, {row}, static_cast<asc_load_l2_cache_mode>(0), 64, {k}, 0, 0);
+  asc_copy_gm2l1_nd2nz((float*)131072, I, {256}, static_cast<asc_load_l2_cache_mode>(0), 64, {64}, 0, 0);
   asc_sync_notify(PIPE_MTE2, PIPE_MTE1, static_cast<event_t>(0)); asc_sync_wait(PIPE_MTE2, PIPE_MTE1, static_cast<event_t>(0));
   asc_copy_l12l0a((float*)0, (float*)0, 0, 0, 4, 8, 4, 4); asc_copy_l12l0b((float*)0, (float*)131072, 0, 0, 4, 8, 4, 4);
   asc_sync_notify(PIPE_MTE1, PIPE_M, static_cast<event_t>(0)); asc_sync_wait(PIPE_MTE1, PIPE_M, static_cast<event_t>(0));
   asc_mmad((float*)0, (float*)0, (float*)0, 64, 64, 64, 0, 1, 0, 1);
   asc_sync_notify(PIPE_M, PIPE_FIX, static_cast<event_t>(0)); asc_sync_wait(PIPE_M, PIPE_FIX, static_cast<event_t>(0));
   asc_set_l0c_copy_nz_para(1, 0, 0);
-""".format(row=256, k=64)
+"""
 GM = "asc_copy_l0c2gm({dst}, (float*){src}, {n}, {m}, {pitch}, 64, static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>({unit}), static_cast<asc_quant_mode>({quant}), static_cast<asc_relu_pre_mode>({relu}), 0, {nd}, {dn}, 0);"
 TO_GM = {"dst": "D", "src": 0, "n": 64, "m": 64, "pitch": 64, "unit": 0, "quant": 0, "relu": 0, "nd": 1, "dn": 0}
 
@@ -62,7 +62,10 @@ def test_column_major_output(run_ascend):
 def test_special_values_follow_the_saturation_mode(run_ascend):
     x = values()
     x[0, :4] = torch.tensor([1e9, -1e9, 65519.0, 65520.0])
-    for saturate, expected in ((False, [float("inf"), float("-inf"), 65504.0, float("inf")]), (True, [65504.0, -65504.0, 65504.0, 65504.0])):
+    for saturate, expected in (
+        (False, [float("inf"), float("-inf"), 65504.0, float("inf")]),
+        (True, [65504.0, -65504.0, 65504.0, 65504.0]),
+    ):
         t = tensors(x, torch.zeros(64, 64, dtype=torch.float16))
         run_ascend(FILL + GM.format(**{**TO_GM, "quant": 1}), t, saturate=saturate)
         assert t["D"][0, :4].tolist() == expected
@@ -114,7 +117,11 @@ def test_a_wrong_store_is_named(run_ascend, changes, error, text):
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [({"n": 64, "m": 63, "dual": 1}, "63 rows over two vector cores"), ({"n": 48, "m": 64, "dual": 2}, "multiple of 32"), ({"n": 64, "m": 64, "dual": 3}, "destination mode 3")],
+    [
+        ({"n": 64, "m": 63, "dual": 1}, "63 rows over two vector cores"),
+        ({"n": 48, "m": 64, "dual": 2}, "multiple of 32"),
+        ({"n": 64, "m": 64, "dual": 3}, "destination mode 3"),
+    ],
 )
 def test_a_split_that_does_not_come_out_even_is_named(run_ascend, arguments, text):
     body = "if ASC_IS_AIC {" + FILL + UB.format(sub=0, pitch=64, **arguments) + "}"

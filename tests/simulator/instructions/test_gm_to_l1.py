@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from unikernels.backends.ascend.simulator import CapacityError, MisalignedError, OutOfBoundsError, UnimplementedBuiltinError
+from unikernels.backends.ascend.simulator import (
+    CapacityError,
+    MisalignedError,
+    OutOfBoundsError,
+    UnimplementedBuiltinError,
+)
 
 NZ = """
   for (int i = 0; i < {count}; ++i) {{
@@ -53,7 +58,12 @@ def test_random_copies_follow_the_formula(run_ascend, ctype, esize, column_major
         parameters.append([1, c0_stride, base, src, pitch, n, d, 0])
         base += ((groups - 1) * c0_stride + n + 3) * 32
     assert base <= 524288
-    body = NZ.format(count=len(parameters), copy="asc_copy_gm2l1_dn2nz" if column_major else "asc_copy_gm2l1_nd2nz", ctype=ctype, between="")
+    body = NZ.format(
+        count=len(parameters),
+        copy="asc_copy_gm2l1_dn2nz" if column_major else "asc_copy_gm2l1_nd2nz",
+        ctype=ctype,
+        between="",
+    )
     tensors = {"P": torch.tensor(parameters, dtype=torch.int32), "X": torch.from_numpy(source)}
     report = run_ascend(body, tensors, memories=True)
     expected = np.full(524288, 0xFF, np.uint8)
@@ -101,4 +111,7 @@ def test_a_wrong_argument_is_named(run_ascend, arguments, error, text):
 
 def test_a_negative_fill_extent_is_refused(run_ascend):
     with pytest.raises(OutOfBoundsError, match=r"repeat -2.*15-bit"):
-        run_ascend("asc_fill_l1((uint16_t*)0, 0u, { .repeat = static_cast<uint64_t>(-2), .blk_num = 1, .dst_gap = 0 });", {"X": torch.zeros(4)})
+        run_ascend(
+            "asc_fill_l1((uint16_t*)0, 0u, { .repeat = static_cast<uint64_t>(-2), .blk_num = 1, .dst_gap = 0 });",
+            {"X": torch.zeros(4)},
+        )

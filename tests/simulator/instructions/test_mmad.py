@@ -51,12 +51,15 @@ def body(ctype, bits, m, k, n, *, mx=False, accumulate=False, registers="", out=
     text += f"{call}(({out}*)0, ({ctype}*)0, ({type_b}*)0, {m}, {k}, {n}, 0, 1, 0, 1);\n"
     if accumulate:
         text += f"{call}(({out}*)0, ({ctype}*)0, ({type_b}*)0, {m}, {k}, {n}, 0, 1, 0, 0);\n"
-    return text + f"""
+    return (
+        text
+        + f"""
       asc_sync_notify(PIPE_M, PIPE_FIX, static_cast<event_t>(0)); asc_sync_wait(PIPE_M, PIPE_FIX, static_cast<event_t>(0));
       asc_set_l0c_copy_nz_para(1, 0, 0);
       asc_copy_l0c2gm(D, ({out}*)0, {n}, {m}, {n}, {mp}, static_cast<asc_store_l2_cache_mode>(0), static_cast<asc_unit_flag_mode>(0),
                       static_cast<asc_quant_mode>(0), static_cast<asc_relu_pre_mode>(0), 0, 1, 0, 0);
     """
+    )
 
 
 PLAIN = {
@@ -140,7 +143,13 @@ def test_block_scales_multiply_each_32_elements(run_ascend, ctype, m, k, n):
 
 def test_extreme_block_scales_do_not_overflow_on_the_way(run_ascend):
     x = torch.full((16, 64), 2.0).to(torch.float8_e4m3fn)
-    t = {"X": x, "W": x.clone(), "SX": torch.full((16, 2), 254, dtype=torch.uint8), "SW": torch.full((16, 2), 3, dtype=torch.uint8), "D": torch.zeros(16, 16)}
+    t = {
+        "X": x,
+        "W": x.clone(),
+        "SX": torch.full((16, 2), 254, dtype=torch.uint8),
+        "SW": torch.full((16, 2), 3, dtype=torch.uint8),
+        "D": torch.zeros(16, 16),
+    }
     run_ascend(body("float8_e4m3_t", 8, 16, 64, 16, mx=True), t)
     assert (t["D"] == 64 * 4.0 * 2.0 ** (254 + 3 - 254)).all()
     t["SX"][3, 1] = 255  # NaN scale
@@ -179,7 +188,12 @@ def test_what_the_hardware_lacks_is_refused(run_ascend):
     with pytest.raises(UnimplementedBuiltinError, match="operand types"):
         run_ascend(body("int8_t", 8, 16, 64, 16), t)
     with pytest.raises(UnimplementedBuiltinError, match="bias table"):
-        run_ascend(body("half", 16, 16, 32, 16).replace("0, 1, 0, 1);", "0, 1, 1, 1);"), t | {"X": x[:, :64].contiguous()})
+        run_ascend(
+            body("half", 16, 16, 32, 16).replace("0, 1, 0, 1);", "0, 1, 1, 1);"), t | {"X": x[:, :64].contiguous()}
+        )
     s = torch.full((16, 2), 127, dtype=torch.uint8)
     with pytest.raises(MisalignedError, match="k = 48 of a block-scaled multiply is not a multiple of 64"):
-        run_ascend(body("float8_e4m3_t", 8, 16, 64, 16, mx=True).replace("16, 64, 16, 0, 1", "16, 48, 16, 0, 1"), t | {"SX": s, "SW": s.clone()})
+        run_ascend(
+            body("float8_e4m3_t", 8, 16, 64, 16, mx=True).replace("16, 64, 16, 0, 1", "16, 48, 16, 0, 1"),
+            t | {"SX": s, "SW": s.clone()},
+        )

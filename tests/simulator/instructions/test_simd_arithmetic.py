@@ -81,7 +81,13 @@ def expected(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
             return f(wide(a), wide(b)).astype(a.dtype)
         x, y = a.astype(object), b.astype(object)
         if op == "div":
-            r = np.array([0 if q == 0 else abs(p) // abs(q) * (1 if (p < 0) == (q < 0) else -1) for p, q in zip(x, y, strict=True)], object)
+            r = np.array(
+                [
+                    0 if q == 0 else abs(p) // abs(q) * (1 if (p < 0) == (q < 0) else -1)
+                    for p, q in zip(x, y, strict=True)
+                ],
+                object,
+            )
         else:
             r = {"add": x + y, "sub": x - y, "mul": x * y}[op]
         return (r & (2 ** (8 * a.itemsize) - 1)).astype(np.uint64).astype(bits).view(a.dtype)
@@ -134,16 +140,27 @@ def test_comparisons(run_simd: Run, ctype: str) -> None:
     a, b = values(ctype, 5), values(ctype, 6)
     b[::4] = a[::4]
     width, names = MASK[a.itemsize], ["eq", "ne", "gt", "ge", "lt", "le"]
-    body = [f"simd_inst::vec_t<{ctype}> a, b; vector_bool p, m = asc_create_mask_{width}(PAT_M4), all = asc_create_mask_{width}(PAT_ALL);"]
+    body = [
+        f"simd_inst::vec_t<{ctype}> a, b; vector_bool p, m = asc_create_mask_{width}(PAT_M4), all = asc_create_mask_{width}(PAT_ALL);"
+    ]
     body.append(f"asc_loadalign(a, ({ctype}*)in(0), 0); asc_loadalign(b, ({ctype}*)in(1), 0);")
     for i, name in enumerate(names):
         body.append(f"asc_{name}(p, a, b, all); asc_storealign((uint32_t*)out({i}), p, 0);")
         body.append(f"asc_{name}_scalar(p, a, 1, m); asc_storealign((uint32_t*)out({i}), p, 32);")
     out = run_simd("\n".join(body), [tensor(a), tensor(b)], torch.zeros(256 * len(names), dtype=torch.uint8)).numpy()
-    operators = {"eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal}
+    operators = {
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+    }
     for i, name in enumerate(names):
         for k, (other, mask) in enumerate(((b, np.ones(a.size, bool)), (np.ones_like(a), np.arange(a.size) % 4 == 0))):
-            bits = np.unpackbits(out[256 * i + 32 * k : 256 * i + 32 * (k + 1)], bitorder="little").reshape(a.size, a.itemsize)
+            bits = np.unpackbits(out[256 * i + 32 * k : 256 * i + 32 * (k + 1)], bitorder="little").reshape(
+                a.size, a.itemsize
+            )
             assert (bits[:, 1:] == 0).all()
             assert (bits[:, 0].astype(bool) == (operators[name](a, other) & mask)).all(), name
 
@@ -153,7 +170,9 @@ def test_unary_and_special_functions(run_simd: Run) -> None:
     a[8] = 1e-40
     h = values("half", 8)
     names = ["neg", "abs", "relu", "exp", "ln", "sqrt", "not"]
-    body = ["vector_f32 a, r; vector_f16 h, s; vector_bool m = asc_create_mask_b32(PAT_ALL), n = asc_create_mask_b16(PAT_ALL);"]
+    body = [
+        "vector_f32 a, r; vector_f16 h, s; vector_bool m = asc_create_mask_b32(PAT_ALL), n = asc_create_mask_b16(PAT_ALL);"
+    ]
     body.append("asc_loadalign(a, (float*)in(0), 0); asc_loadalign(h, (half*)in(1), 0);")
     for i, name in enumerate(names):
         body.append(f"asc_{name}(r, a, m); asc_storealign((float*)out({2 * i}), r, 0, m);")
@@ -259,7 +278,9 @@ def test_predicate_logic(run_simd: Run) -> None:
     names = ["pand", "por", "pxor", "psel"]
     body = ["vector_bool p = simd_inst::plds_norm((uint32_t*)in(0), 0), q = simd_inst::plds_norm((uint32_t*)in(1), 0);"]
     body.append("vector_bool m = simd_inst::plds_norm((uint32_t*)in(2), 0);")
-    body += [f"simd_inst::psts_norm(simd_inst::{n}(p, q, m), (uint32_t*)out(0), {32 * i});" for i, n in enumerate(names)]
+    body += [
+        f"simd_inst::psts_norm(simd_inst::{n}(p, q, m), (uint32_t*)out(0), {32 * i});" for i, n in enumerate(names)
+    ]
     body.append("simd_inst::psts_norm(simd_inst::pnot(p, m), (uint32_t*)out(0), 128);")
     out = run_simd("\n".join(body), [tensor(x) for x in (p, q, m)], torch.zeros(256, dtype=torch.uint8)).numpy()
     p, q, m = p[:32], q[:32], m[:32]

@@ -4,14 +4,18 @@ import pytest
 import torch
 
 tilelang = pytest.importorskip("tilelang")
-import tilelang.ascend.language as T  # noqa: E402, N812
+import tilelang.ascend.language as T  # noqa: E402
 
 from unikernels.backends.ascend.simulator import simulate  # noqa: E402
 
 
 def quantise(rows, columns):
     @T.prim_func
-    def k(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float8_e4m3fn"), S: T.Tensor((rows, 64), "float32")):
+    def k(
+        X: T.Tensor((rows, columns), "float32"),
+        Y: T.Tensor((rows, columns), "float8_e4m3fn"),
+        S: T.Tensor((rows, 64), "float32"),
+    ):
         with T.Kernel(2) as bx:
             x = T.alloc_shared((rows // 2, columns), "float32")
             y = T.alloc_shared((rows // 2, columns), "float8_e4m3fn")
@@ -49,7 +53,9 @@ def softmax(rows, columns):
                     total = T.simd.vdup(0.0, "float32")
                     for j in T.serial(columns // 128):
                         v = T.simd.vld(x[r, j * 128])
-                        m = T.simd.vmax(m, T.simd.vmax(T.simd.vcvt(v, "float32", part=0), T.simd.vcvt(v, "float32", part=1)))
+                        m = T.simd.vmax(
+                            m, T.simd.vmax(T.simd.vcvt(v, "float32", part=0), T.simd.vcvt(v, "float32", part=1))
+                        )
                     peak = T.simd.vdupv(T.simd.vcmax(m))
                     for j in T.serial(columns // 128):
                         v = T.simd.vld(x[r, j * 128])

@@ -33,9 +33,14 @@ def test_created_and_updated_masks(run_simd: Run) -> None:
     patterns = ["ALL", "ALLF", "VL1", "VL3", "VL16", "VL128", "M3", "M4", "H", "Q"]
     body = []
     for i, p in enumerate(patterns):
-        body += [f"simd_inst::psts_norm(asc_create_mask_b{w}(PAT_{p}), (uint32_t*)out({i}), {32 * k});" for k, w in enumerate((8, 16, 32))]
+        body += [
+            f"simd_inst::psts_norm(asc_create_mask_b{w}(PAT_{p}), (uint32_t*)out({i}), {32 * k});"
+            for k, w in enumerate((8, 16, 32))
+        ]
     body.append("uint32_t n = 150;")
-    body += [f"simd_inst::psts_norm(asc_update_mask_b32(n), (uint32_t*)out({len(patterns)}), {32 * k});" for k in range(4)]
+    body += [
+        f"simd_inst::psts_norm(asc_update_mask_b32(n), (uint32_t*)out({len(patterns)}), {32 * k});" for k in range(4)
+    ]
     body.append(f"simd_inst::psts_norm(simd_inst::update_mask_b16(7), (uint32_t*)out({len(patterns)}), 128);")
     out = run_simd("\n".join(body), [], zeros(len(patterns) + 1))
     for i, p in enumerate(patterns):
@@ -70,11 +75,19 @@ def test_load_distributions(run_simd: Run) -> None:
     mask = {"uint8_t": "b8", "uint16_t": "b16", "uint32_t": "b32"}
     body = []
     for i, (ctype, name, offset, _) in enumerate(calls):
-        body.append(f"simd_inst::vsts_norm(simd_inst::{name}(({ctype}*)in(0), {offset}), ({ctype}*)out({i}), 0, asc_create_mask_{mask[ctype]}(PAT_ALL));")
-    body.append("{ auto r = simd_inst::vlds_norm_postupdate((uint32_t*)in(0), 16); r = simd_inst::vlds_norm_postupdate(r.v1, 16);")
+        body.append(
+            f"simd_inst::vsts_norm(simd_inst::{name}(({ctype}*)in(0), {offset}), ({ctype}*)out({i}), 0, asc_create_mask_{mask[ctype]}(PAT_ALL));"
+        )
+    body.append(
+        "{ auto r = simd_inst::vlds_norm_postupdate((uint32_t*)in(0), 16); r = simd_inst::vlds_norm_postupdate(r.v1, 16);"
+    )
     body.append(f"simd_inst::vsts_norm(r.v0, (uint32_t*)out({len(calls)}), 0, asc_create_mask_b32(PAT_ALL)); }}")
-    body.append("{ auto r = simd_inst::vld_x2((uint16_t*)in(0), asc_update_addr_reg_b16(16), DINTLV_B16); auto m = asc_create_mask_b16(PAT_ALL);")
-    body.append(f"simd_inst::vsts_norm(r.v0, (uint16_t*)out({len(calls) + 1}), 0, m); simd_inst::vsts_norm(r.v1, (uint16_t*)out({len(calls) + 2}), 0, m); }}")
+    body.append(
+        "{ auto r = simd_inst::vld_x2((uint16_t*)in(0), asc_update_addr_reg_b16(16), DINTLV_B16); auto m = asc_create_mask_b16(PAT_ALL);"
+    )
+    body.append(
+        f"simd_inst::vsts_norm(r.v0, (uint16_t*)out({len(calls) + 1}), 0, m); simd_inst::vsts_norm(r.v1, (uint16_t*)out({len(calls) + 2}), 0, m); }}"
+    )
     out = run_simd("\n".join(body), [tensor(data)], zeros(len(calls) + 3))
     for i, (_, name, _, want) in enumerate(calls):
         assert (block(out, i, want.dtype) == want).all(), name
@@ -123,7 +136,11 @@ def test_store_distributions(run_simd: Run) -> None:
 def test_gathers_and_permutations(run_simd: Run) -> None:
     rng = np.random.default_rng(3)
     a, b = rng.integers(0, 2**32, 64, dtype=np.uint32), rng.integers(0, 2**32, 64, dtype=np.uint32)
-    index, small, blocks = rng.integers(0, 128, 64, dtype=np.uint32), rng.integers(0, 256, 128, dtype=np.uint16), rng.integers(0, 16, 64, dtype=np.uint32) * 32
+    index, small, blocks = (
+        rng.integers(0, 128, 64, dtype=np.uint32),
+        rng.integers(0, 256, 128, dtype=np.uint16),
+        rng.integers(0, 16, 64, dtype=np.uint32) * 32,
+    )
     body = """
   auto a = simd_inst::vlds_norm((uint32_t*)in(0), 0), b = simd_inst::vlds_norm((uint32_t*)in(1), 0), i = simd_inst::vlds_norm((uint32_t*)in(2), 0);
   auto m = asc_create_mask_b32(PAT_ALL), third = asc_create_mask_b32(PAT_M3);
@@ -185,7 +202,11 @@ def tree(v: np.ndarray) -> np.ndarray:
 
 def test_reductions(run_simd: Run) -> None:
     rng = np.random.default_rng(4)
-    f, h, s = rng.standard_normal(64).astype(np.float32), rng.standard_normal(128).astype(np.float16), rng.integers(-(2**15), 2**15, 128).astype(np.int16)
+    f, h, s = (
+        rng.standard_normal(64).astype(np.float32),
+        rng.standard_normal(128).astype(np.float16),
+        rng.integers(-(2**15), 2**15, 128).astype(np.int16),
+    )
     f[41] = f.max() + 1
     nan = f.copy()
     nan[[9, 30]] = np.nan
@@ -270,8 +291,16 @@ def test_reorder_template_from_rows_to_fractals(run_simd: Run) -> None:
     ("body", "error", "text"),
     [
         ("auto r = simd_inst::vlds_norm((float*)in(0), 1);", MisalignedError, "asc_loadalign"),
-        ("simd_inst::vsts_norm(simd_inst::vlds_norm((half*)in(0), 0), (half*)out(0), 8, asc_create_mask_b16(PAT_ALL));", MisalignedError, "asc_storealign"),
-        ("simd_inst::vsts_intlv(simd_inst::vlds_norm((half*)in(0), 0), (half*)out(0), 0, asc_create_mask_b16(PAT_ALL));", UnimplementedBuiltinError, "asc_storealign_intlv"),
+        (
+            "simd_inst::vsts_norm(simd_inst::vlds_norm((half*)in(0), 0), (half*)out(0), 8, asc_create_mask_b16(PAT_ALL));",
+            MisalignedError,
+            "asc_storealign",
+        ),
+        (
+            "simd_inst::vsts_intlv(simd_inst::vlds_norm((half*)in(0), 0), (half*)out(0), 0, asc_create_mask_b16(PAT_ALL));",
+            UnimplementedBuiltinError,
+            "asc_storealign_intlv",
+        ),
     ],
 )
 def test_misuse_names_builtin_and_line(run_simd: Run, body: str, error: type[Exception], text: str) -> None:

@@ -31,7 +31,12 @@ def test_shuffles(run_simt: Run) -> None:
     ]  # fmt: skip
     body = ["int t = threadIdx.x; int32_t v = ((int32_t*)in)[t]; int32_t r;"]
     body += [f"r = {c};\n((int32_t*)out)[{64 * i} + t] = r;" for i, c in enumerate(calls)]
-    out = run_simt("\n".join(body), [tensor(x)], zeros(256 * len(calls)), threads="64").numpy().view(np.int32).reshape(-1, 64)
+    out = (
+        run_simt("\n".join(body), [tensor(x)], zeros(256 * len(calls)), threads="64")
+        .numpy()
+        .view(np.int32)
+        .reshape(-1, 64)
+    )
     t = np.arange(64)
     base = t // 32 * 32
     lane = t % 32
@@ -101,7 +106,12 @@ def test_barrier_and_warp_barrier_order_memory(run_simt: Run, check: str) -> Non
 def test_missing_barrier_is_a_race_and_an_early_return_a_barrier_fault(run_simt: Run) -> None:
     x = tensor(np.arange(64, dtype=np.int32))
     with pytest.raises(RaceError, match="asc_syncthreads"):
-        run_simt("int t = threadIdx.x; ((int32_t*)out)[t] = t; ((int32_t*)out)[64 + t] = ((int32_t*)out)[63 - t];", [x], zeros(512), threads="64")
+        run_simt(
+            "int t = threadIdx.x; ((int32_t*)out)[t] = t; ((int32_t*)out)[64 + t] = ((int32_t*)out)[63 - t];",
+            [x],
+            zeros(512),
+            threads="64",
+        )
     with pytest.raises(BarrierError, match="has returned"):
         run_simt("if (threadIdx.x > 3) return; asc_syncthreads();", [x], zeros(256), threads="64")
 
@@ -151,7 +161,9 @@ def test_math_names(run_simt: Run) -> None:
     n = len(MATH)
     body.append(f"sincosf(v, &s, &c); f[{64 * n} + t] = s; f[{64 * n + 32} + t] = c;")
     body.append(f"f[{64 * n + 64} + t] = powf(v, 1.5f); f[{64 * n + 96} + t] = atan2f(v, 2.0f);")
-    body.append(f"f[{64 * n + 128} + t] = max(v, 1.0f) + min(v, float(tl::limits::kFloatNaN)); f[{64 * n + 160} + t] = float(hatan2(half(v), half(2)));")
+    body.append(
+        f"f[{64 * n + 128} + t] = max(v, 1.0f) + min(v, float(tl::limits::kFloatNaN)); f[{64 * n + 160} + t] = float(hatan2(half(v), half(2)));"
+    )
     out = run_simt("\n".join(body), [tensor(x)], zeros(4 * (64 * n + 192))).numpy().view(np.float32)
     special = {"exp10": lambda v: 10.0**v, "fabs": torch.abs}
     for i, name in enumerate(MATH):
@@ -181,9 +193,13 @@ def test_vector_structs_and_mixed_types(run_simt: Run) -> None:
 """
     out = run_simt(body, [tensor(x)], zeros(2304), threads="64").numpy()
     pairs, t = x.reshape(64, 2), np.arange(64, dtype=np.float32)
-    assert (out[:512].view(np.float32).reshape(64, 2) == pairs * np.float32(3) + np.stack([t, np.ones(64, np.float32)], 1)).all()
+    assert (
+        out[:512].view(np.float32).reshape(64, 2) == pairs * np.float32(3) + np.stack([t, np.ones(64, np.float32)], 1)
+    ).all()
     h = pairs[:, 0].astype(np.float16)
-    assert (out[512:768].view(np.float16).reshape(64, 2) == np.stack([h * 2 + np.float16(1), h * np.float16(0.5)], 1)).all()
+    assert (
+        out[512:768].view(np.float16).reshape(64, 2) == np.stack([h * 2 + np.float16(1), h * np.float16(0.5)], 1)
+    ).all()
     greater = pairs[:, 0] > pairs[:, 1]
     assert (out[768:1024].view(np.uint16).reshape(64, 2) == np.stack([greater, ~greater], 1)).all()
     b = (h.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32) + 1).astype(ml_dtypes.bfloat16)

@@ -4,14 +4,18 @@ import pytest
 import torch
 
 tilelang = pytest.importorskip("tilelang")
-import tilelang.ascend.language as T  # noqa: E402, N812
+import tilelang.ascend.language as T  # noqa: E402
 
 from unikernels.backends.ascend.simulator import simulate  # noqa: E402
 
 
 def rmsnorm(rows, columns, cores):
     @T.prim_func
-    def k(X: T.Tensor((rows, columns), "bfloat16"), W: T.Tensor((columns,), "bfloat16"), Y: T.Tensor((rows, columns), "bfloat16")):
+    def k(
+        X: T.Tensor((rows, columns), "bfloat16"),
+        W: T.Tensor((columns,), "bfloat16"),
+        Y: T.Tensor((rows, columns), "bfloat16"),
+    ):
         with T.Kernel(cores) as bx:
             x = T.alloc_shared((8, columns), "bfloat16")
             w = T.alloc_shared((columns,), "bfloat16")
@@ -26,7 +30,10 @@ def rmsnorm(rows, columns, cores):
                         squares[a, b] = T.cast(x[a, b], "float32") * T.cast(x[a, b], "float32")
                     T.reduce_sum(squares, total, dim=1)
                     for a, b in T.Parallel(8, columns):
-                        x[a, b] = T.cast(T.cast(x[a, b], "float32") * T.rsqrt(total[a] / columns + 1e-6) * T.cast(w[b], "float32"), "bfloat16")
+                        x[a, b] = T.cast(
+                            T.cast(x[a, b], "float32") * T.rsqrt(total[a] / columns + 1e-6) * T.cast(w[b], "float32"),
+                            "bfloat16",
+                        )
                 T.copy(x, Y[r : r + 8, :])
 
     return k
@@ -54,7 +61,11 @@ def softmax(rows, columns):
 
 def swiglu_fp8(rows, columns):
     @T.prim_func
-    def k(X: T.Tensor((rows, 2 * columns), "bfloat16"), Y: T.Tensor((rows, columns), "float8_e4m3fn"), S: T.Tensor((rows,), "float32")):
+    def k(
+        X: T.Tensor((rows, 2 * columns), "bfloat16"),
+        Y: T.Tensor((rows, columns), "float8_e4m3fn"),
+        S: T.Tensor((rows,), "float32"),
+    ):
         with T.Kernel(2) as bx:
             x = T.alloc_shared((rows // 2, 2 * columns), "bfloat16")
             y = T.alloc_shared((rows // 2, columns), "float32")

@@ -11,7 +11,7 @@ import torch
 from unikernels.backends.ascend.simulator.errors import DeviceAssertError
 
 Run = Callable[..., torch.Tensor]
-RANDOM = '#include <tl_templates/ascend/philox_rng.h>'
+RANDOM = "#include <tl_templates/ascend/philox_rng.h>"
 
 
 def philox(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
@@ -21,14 +21,21 @@ def philox(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
     for _ in range(10):
         p0, p1 = c[..., 0] * np.uint64(0xD2511F53), c[..., 2] * np.uint64(0xCD9E8D57)
         shift = np.uint64(32)
-        c = np.stack([(p1 >> shift) ^ c[..., 1] ^ k[..., 0], p1 & low, (p0 >> shift) ^ c[..., 3] ^ k[..., 1], p0 & low], -1)
+        c = np.stack(
+            [(p1 >> shift) ^ c[..., 1] ^ k[..., 0], p1 & low, (p0 >> shift) ^ c[..., 3] ^ k[..., 1], p0 & low], -1
+        )
         k = (k + np.array([0x9E3779B9, 0xBB67AE85], np.uint64)) & low
     return c.astype(np.uint32)
 
 
 def test_philox_matches_the_published_known_answers() -> None:
     ones = np.full(4, 0xFFFFFFFF, np.uint32)
-    assert [hex(v) for v in philox(np.zeros(2, np.uint32), np.zeros(4, np.uint32))] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
+    assert [hex(v) for v in philox(np.zeros(2, np.uint32), np.zeros(4, np.uint32))] == [
+        "0x6627e8d5",
+        "0xe169c58d",
+        "0xbc57ac4c",
+        "0x9b00dbd8",
+    ]
     assert [hex(v) for v in philox(ones[:2], ones)] == ["0x408f276d", "0x41c83b0e", "0xa20bc7c6", "0x6d5451fd"]
 
 
@@ -55,7 +62,9 @@ def test_random_words_uniform_and_normal_numbers(run_simt: Run) -> None:
     f = out[4 * draws * threads :].view(np.float32).reshape(threads, 4)
     np.testing.assert_allclose(f[:, :2], u[:, :2], rtol=3e-7)
     radius, angle = np.sqrt(-2 * np.log(u[:, 2].astype(np.float64))), 2 * np.pi * u[:, 3].astype(np.float64)
-    np.testing.assert_allclose(f[:, 2:], np.stack([radius * np.sin(angle), radius * np.cos(angle)], 1), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        f[:, 2:], np.stack([radius * np.sin(angle), radius * np.cos(angle)], 1), rtol=2e-5, atol=2e-6
+    )
 
 
 def test_print_shows_every_type_once(run_simt: Run, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ from unikernels.backends.ascend.simulator import (
     CapacityError,
     MisalignedError,
     OutOfBoundsError,
-    UninitialisedError,
     UnimplementedBuiltinError,
+    UninitialisedError,
 )
 
 IN = "asc_copy_gm2ub_align((__ubuf__ uint8_t*)({dst} + ub), (uint8_t*)X + {src}, {bursts}, {length}, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), {src_stride}, {dst_stride});"
@@ -33,9 +33,13 @@ def test_random_strided_copies_in_and_out(run_ascend):
         dst_stride = length if compact else (length + 31) // 32 * 32 + 32 * rng.randrange(0, 3)
         src_stride = length + rng.randrange(0, 50)
         src = rng.randrange(0, 1000)
-        calls_in.append(IN.format(dst=base, src=src, bursts=bursts, length=length, src_stride=src_stride, dst_stride=dst_stride))
+        calls_in.append(
+            IN.format(dst=base, src=src, bursts=bursts, length=length, src_stride=src_stride, dst_stride=dst_stride)
+        )
         gm_stride = length + rng.randrange(0, 20)
-        calls_out.append(OUT.format(dst=out, src=base, bursts=bursts, length=length, dst_stride=gm_stride, src_stride=dst_stride))
+        calls_out.append(
+            OUT.format(dst=out, src=base, bursts=bursts, length=length, dst_stride=gm_stride, src_stride=dst_stride)
+        )
         for b in range(bursts):
             ub[base + b * dst_stride :][:length] = x[src + b * src_stride :][:length]
             y[out + b * gm_stride :][:length] = x[src + b * src_stride :][:length]
@@ -47,19 +51,31 @@ def test_random_strided_copies_in_and_out(run_ascend):
     assert np.array_equal(tensors["Y"].numpy(), y)
 
 
-@pytest.mark.parametrize(("ctype", "bits", "dtype"), [("uint8_t", 0x5A, np.uint8), ("uint16_t", 0x3F80, np.uint16), ("uint32_t", 0x7F800000, np.uint32)])
+@pytest.mark.parametrize(
+    ("ctype", "bits", "dtype"),
+    [("uint8_t", 0x5A, np.uint8), ("uint16_t", 0x3F80, np.uint16), ("uint32_t", 0x7F800000, np.uint32)],
+)
 def test_pads_surround_each_burst(run_ascend, ctype, bits, dtype):
     esize = np.dtype(dtype).itemsize
     length = 5 * esize
-    body = UB + f"""
+    body = (
+        UB
+        + f"""
       asc_set_copy_pad_val(({ctype}){bits}u);
       asc_copy_gm2ub_align((__ubuf__ {ctype}*)(ub + 64), ({ctype}*)X, 3, {length}, 2, 3, 1, static_cast<asc_load_l2_cache_mode>(0), 100, 64);
     """
+    )
     x = np.random.default_rng(4).integers(0, 256, 4096, dtype=np.uint8)
     report = run_ascend(body, {"X": torch.from_numpy(x)}, kind="vector", memories=True)
     expected = np.full(262144, 0xFF, np.uint8)
     for b in range(3):
-        row = np.concatenate([np.full(2, bits, dtype).view(np.uint8), x[b * 100 : b * 100 + length], np.full(3, bits, dtype).view(np.uint8)])
+        row = np.concatenate(
+            [
+                np.full(2, bits, dtype).view(np.uint8),
+                x[b * 100 : b * 100 + length],
+                np.full(3, bits, dtype).view(np.uint8),
+            ]
+        )
         expected[64 + b * 64 : 64 + b * 64 + row.size] = row
     assert np.array_equal(np.frombuffer(report.memories["UB of AIV0"], np.uint8), expected)
 
@@ -93,18 +109,26 @@ def test_armed_stores_combine_elements(run_ascend, operation, name):
     )
     t = {"X": x, "Y": y.clone()}
     run_ascend(body, t, kind="vector")
-    expected = (x.float() + y.float()).to(dtype) if function is None else torch.from_numpy(function(x.numpy(), y.numpy()))
+    expected = (
+        (x.float() + y.float()).to(dtype) if function is None else torch.from_numpy(function(x.numpy(), y.numpy()))
+    )
     assert torch.equal(t["Y"], expected)
 
 
 def test_every_armed_mode_has_a_setter(run_ascend):
-    setters = "".join(f"asc_set_atomic_{o}_{n}();" for o in ("add", "max", "min") for n in ("float", "float16", "bfloat", "int8", "int16", "int32"))
+    setters = "".join(
+        f"asc_set_atomic_{o}_{n}();"
+        for o in ("add", "max", "min")
+        for n in ("float", "float16", "bfloat", "int8", "int16", "int32")
+    )
     run_ascend(setters + "asc_set_atomic_none();", {"X": torch.zeros(1)}, kind="vector")
 
 
 def test_ub_to_l1_counts_in_blocks_with_gaps(run_ascend):
     x = np.random.default_rng(6).integers(0, 256, 4096, dtype=np.uint8)
-    body = UB + """
+    body = (
+        UB
+        + """
       if ASC_IS_AIV {
         if (asc_get_sub_block_id() == 1) {
           asc_copy_gm2ub_align((__ubuf__ uint8_t*)ub, (uint8_t*)X, 1, 4096, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 0, 0);
@@ -113,6 +137,7 @@ def test_ub_to_l1_counts_in_blocks_with_gaps(run_ascend):
         }
       }
     """
+    )
     report = run_ascend(body, {"X": torch.from_numpy(x)}, kind="mixed", memories=True)
     expected = np.full(524288, 0xFF, np.uint8)
     for b in range(3):
@@ -127,7 +152,11 @@ COPY_IN = {"dst": 0, "src": 0, "bursts": 2, "length": 64, "src_stride": 64, "dst
     ("changes", "error", "text"),
     [
         ({"dst": 16}, MisalignedError, r"destination address 0x10 in UB of AIV0 is not a multiple of 32"),
-        ({"dst_stride": 72}, MisalignedError, r"stride 72 is neither a multiple of 32 bytes nor equal to the burst length 64"),
+        (
+            {"dst_stride": 72},
+            MisalignedError,
+            r"stride 72 is neither a multiple of 32 bytes nor equal to the burst length 64",
+        ),
         ({"dst": 262144 - 64}, CapacityError, r"exceeds the 262144 bytes of UB of AIV0"),
         ({"src_stride": 100}, OutOfBoundsError, r"nearest is 'X' \(128 bytes\): the access covers bytes 100 to 164"),
     ],
@@ -145,11 +174,16 @@ def test_a_wrong_copy_out_is_named(run_ascend):
     run_ascend(UB + IN.format(**COPY_IN) + ORDER + out, t, kind="vector")
     with pytest.raises(OutOfBoundsError, match=r"writes 64 bytes of GM outside every tensor.*covers bytes 4 to 68"):
         run_ascend(UB + IN.format(**COPY_IN) + ORDER + out.replace("Y + 0", "Y + 4"), t, kind="vector")
-    with pytest.raises(UninitialisedError, match=r"stores UB byte 0 to byte 0 of tensor 'Y', but nothing has written it"):
+    with pytest.raises(
+        UninitialisedError, match=r"stores UB byte 0 to byte 0 of tensor 'Y', but nothing has written it"
+    ):
         run_ascend(UB + out, t, kind="vector")
 
 
 def test_undefined_padding_is_refused(run_ascend):
-    body = UB + "asc_copy_gm2ub_align((__ubuf__ uint8_t*)ub, (uint8_t*)X, 1, 64, 1, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 0, 0);"
+    body = (
+        UB
+        + "asc_copy_gm2ub_align((__ubuf__ uint8_t*)ub, (uint8_t*)X, 1, 64, 1, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 0, 0);"
+    )
     with pytest.raises(UnimplementedBuiltinError, match="const_pad = 0"):
         run_ascend(body, {"X": torch.zeros(32)}, kind="vector")

@@ -6,6 +6,7 @@
 #include <new>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -109,6 +110,10 @@ void Fiber::start(Stack& stack, Function function, void* argument) {
   function_ = function;
   argument_ = argument;
   finished_ = false;
+#if defined(__SANITIZE_ADDRESS__)
+  // Frames left behind on this memory, by an abandoned fiber or an earlier mapping, are gone.
+  __asan_unpoison_memory_region(stack.low(), static_cast<std::size_t>(stack.high() - stack.low()));
+#endif
   auto** top = reinterpret_cast<void**>(stack.high());
   *--top = nullptr;                                   // return address of entry(): none, and rsp is 8 below 16
   *--top = reinterpret_cast<void*>(&Fiber::entry);    // where `ret` of the first switch goes
