@@ -41,7 +41,11 @@ def fingerprint() -> str:
 def evidence(backends: list[str]) -> dict:
     """Run parity and return per operation and backend: how many cases ran, how many passed, with which dtypes."""
     table: dict[str, dict] = {}
+    installed = _registry.discover().backends
     for result in parity.run(parity.select(levels=LEVELS), backends):
+        # Empty problems end before any backend: they prove nothing about one that lacks the operation.
+        if not installed[result.backend].implements(result.operation):
+            continue
         row = table.setdefault(result.operation, {}).setdefault(
             result.backend, {"passed": 0, "failed": 0, "unsupported": 0, "dtypes": [], "worst_calc_diff": 0.0}
         )
