@@ -22,7 +22,6 @@ from torch import Tensor
 
 from unikernels import environment
 from unikernels.operations.operands import Operand
-from unikernels.scale_layouts import ScaleFormat
 from unikernels.settings import CURRENT
 
 from .. import _native
@@ -35,11 +34,8 @@ _MIN_ROWS_OF_TORCH_BF16 = 48
 
 _KIND_CODE = {"bf16": 0, "fp8": 1, "fp4": 2, "fp32": 3}
 _KIND_BYTES = {"bf16": 2, "fp8": 1, "fp4": 1, "fp32": 4}
-_SCALE_CODE = {
-    ScaleFormat.FP32: (4, 0),
-    ScaleFormat.UE8M0X4_INT32: (4, 1),
-    ScaleFormat.UE8M0X2_INT16: (2, 1),
-}
+# Bytes of a scale word and whether it holds exponents, by scales per word (an enum as key would cost 1 us per call).
+_SCALE_WORD = {1: (4, False), 2: (2, True), 4: (4, True)}
 
 
 def panel_bound_bytes(threads: int) -> int:
@@ -80,6 +76,7 @@ def matmul_nt(
     if (
         chosen == "bf16"
         and isa is None
+        and not row_invariant
         and m >= _MIN_ROWS_OF_TORCH_BF16
         and accumulate is None
         and alpha == 1.0
@@ -145,7 +142,7 @@ def _fields(operand: Operand) -> _native.OperandFields:
     head = (data.data_ptr(), _KIND_CODE[kind], operand.mn, operand.k, operand.is_k_major, pitch)
     if scales is None:
         return (*head, 0, 4, 0, 0, 0, 1, 1)
-    size, is_ue8m0 = _SCALE_CODE[scales.format]
+    size, is_ue8m0 = _SCALE_WORD[scales.format.per_word]
     words = scales.data
     row_pitch, word_pitch = words.stride()
     return (*head, words.data_ptr(), size, is_ue8m0, row_pitch * size, word_pitch * size, scales.gran_mn, scales.gran_k)

@@ -40,7 +40,7 @@ struct Packer {
             if (is_coded)
                 codes_chunk(op, lines, row0, k0, done, int(steps), scales, folded, is_foldable, out);
             else
-                plain_chunk(op, row0, k0 + done, int(steps), scales, out);
+                plain_chunk(op, lines, row0, k0, done, int(steps), scales, out);
             done += steps;
             out += (steps + group - 1) / group * lanes;
         }
@@ -51,11 +51,11 @@ private:
     struct Lines {
         const uint8_t* at[lanes];
         Lines(const Operand& op, int64_t row0, int64_t k0) {
-            const int64_t offset = op.kind == Kind::fp4 ? k0 / 2 : k0;
+            const int64_t offset = op.kind == Kind::fp4 ? k0 / 2 : op.kind == Kind::bf16 ? 2 * k0 : k0;
             for (int r = 0; r < lanes; ++r) at[r] = row0 + r < op.mn ? op.data + (row0 + r) * op.pitch + offset : zeros;
         }
     };
-    alignas(64) static constexpr uint8_t zeros[most_steps] = {};
+    alignas(64) static constexpr uint8_t zeros[2 * most_steps] = {};
 
     static bool load_scales(const Operand& op, int64_t row0, int64_t block, float* scales, float* folded) {
         float column[lanes] = {};
@@ -151,28 +151,27 @@ private:
             for (int r = 0; r < rows; ++r) codes[(s / group * lanes + r) * group + s % group] = code_at(op, row0 + r, k + s);
     }
 
-    static void plain_chunk(const Operand& op, int64_t row0, int64_t k, int steps, const float* scales,
-                            typename V::Packed* out) {
+    static void plain_chunk(const Operand& op, const Lines& lines, int64_t row0, int64_t k0, int64_t done, int steps,
+                            const float* scales, typename V::Packed* out) {
         alignas(64) float values[chunk * lanes];
-        const int rows = int(op.mn - row0 < lanes ? op.mn - row0 : lanes);
-        if (rows < lanes || steps % group != 0) std::memset(values, 0, sizeof values);
-        if (op.is_k_major && steps == chunk) {
-            for (int r = 0; r < rows; ++r) {
-                alignas(64) float line[chunk];
-                const uint8_t* source = op.data + (row0 + r) * op.pitch;
-                if (op.kind == Kind::bf16) {
-                    typename V::Vec loaded[vectors];
-                    V::load16_bf16(source + 2 * k, loaded);
-                    for (int i = 0; i < vectors; ++i) V::store(line + i * lanes, loaded[i]);
-                } else {
-                    std::memcpy(line, source + 4 * k, sizeof line);
-                }
-                for (int s = 0; s < chunk; ++s) values[(s / group * lanes + r) * group + s % group] = line[s];
+        if (op.kind == Kind::bf16 && op.is_k_major && steps == chunk) {
+            alignas(64) uint16_t words_of_rows[chunk * lanes];
+            const uint8_t* rows[lanes];
+            if (done % 32 == 0)
+                for (int r = 0; r < lanes; ++r) __builtin_prefetch(lines.at[r] + 2 * done + 2 * prefetch_bytes);
+            for (int r = 0; r < lanes; ++r) rows[r] = lines.at[r] + 2 * done;
+            V::transpose16_words(rows, words_of_rows);
+            for (int i = 0; i < chunk * lanes; i += 16) {
+                typename V::Vec loaded[vectors];
+                V::load16_bf16(reinterpret_cast<const uint8_t*>(words_of_rows + i), loaded);
+                for (int v = 0; v < vectors; ++v) V::store(values + i + v * lanes, loaded[v]);
             }
         } else {
-            for (int s = 0; s < steps; ++s)
-                for (int r = 0; r < rows; ++r)
-                    values[(s / group * lanes + r) * group + s % group] = plain_value_at(op, row0 + r, k + s);
+            const int rows = int(op.mn - row0 < lanes ? op.mn - row0 : lanes);
+            if (rows < lanes || steps % group != 0) std::memset(values, 0, sizeof values);
+            for (int r = 0; r < rows; ++r)
+                for (int s = 0; s < steps; ++s)
+                    values[(s / group * lanes + r) * group + s % group] = plain_value_at(op, row0 + r, k0 + done + s);
         }
         const int words = (steps + group - 1) / group * lanes;
         for (int w = 0; w < words; w += lanes) {

@@ -62,6 +62,23 @@ struct X86Codes {
             out[4 * half + 3] = _mm_unpackhi_epi32(high0, high1);
         }
     }
+
+    // Transposes eight words of eight rows: register k holds word k of all rows.
+    static CPU_NATIVE_INLINE void transpose_8x8_words(const uint8_t* const* rows, int64_t offset, __m128i* out) {
+        __m128i r[8];
+        for (int i = 0; i < 8; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + offset));
+        for (int half = 0; half < 2; ++half) {
+            __m128i pair[4];
+            for (int i = 0; i < 4; ++i)
+                pair[i] = half ? _mm_unpackhi_epi16(r[2 * i], r[2 * i + 1]) : _mm_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+            const __m128i low0 = _mm_unpacklo_epi32(pair[0], pair[1]), high0 = _mm_unpackhi_epi32(pair[0], pair[1]);
+            const __m128i low1 = _mm_unpacklo_epi32(pair[2], pair[3]), high1 = _mm_unpackhi_epi32(pair[2], pair[3]);
+            out[4 * half + 0] = _mm_unpacklo_epi64(low0, low1);
+            out[4 * half + 1] = _mm_unpackhi_epi64(low0, low1);
+            out[4 * half + 2] = _mm_unpacklo_epi64(high0, high1);
+            out[4 * half + 3] = _mm_unpackhi_epi64(high0, high1);
+        }
+    }
 };
 
 struct Avx2 : X86Codes {
@@ -115,6 +132,13 @@ struct Avx2 : X86Codes {
         __m128i columns[8];
         transpose_8x16(rows, columns);
         for (int i = 0; i < 8; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + i, columns[i]);
+    }
+    static CPU_NATIVE_INLINE void transpose16_words(const uint8_t* const* rows, uint16_t* out) {
+        for (int half = 0; half < 2; ++half) {
+            __m128i steps[8];
+            transpose_8x8_words(rows, 16 * half, steps);
+            for (int i = 0; i < 8; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 8 * half + i, steps[i]);
+        }
     }
     static CPU_NATIVE_INLINE void pack(const Vec* values, Packed* out) { store(out, values[0]); }
     static CPU_NATIVE_INLINE void store_bf16(uint16_t* out, Vec x) {

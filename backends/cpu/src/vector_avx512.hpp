@@ -55,6 +55,15 @@ struct Avx512 : X86Codes {
             _mm_storeu_si128(columns + 2 * i + 1, _mm_unpackhi_epi64(top[i], bottom[i]));
         }
     }
+    static CPU_NATIVE_INLINE void transpose16_words(const uint8_t* const* rows, uint16_t* out) {
+        for (int half = 0; half < 2; ++half)
+            for (int side = 0; side < 2; ++side) {
+                __m128i steps[8];
+                transpose_8x8_words(rows + 8 * side, 16 * half, steps);
+                for (int i = 0; i < 8; ++i)
+                    _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 2 * (8 * half + i) + side, steps[i]);
+            }
+    }
     static CPU_NATIVE_INLINE void pack(const Vec* values, Packed* out) { store(out, values[0]); }
     static CPU_NATIVE_INLINE void store_bf16(uint16_t* out, Vec x) {
         const __m512i bits = _mm512_castps_si512(x);
@@ -80,23 +89,28 @@ struct Avx512Bf16 : Avx512 {
     static CPU_NATIVE_INLINE Vec fma_packed(__m512i a, __m512i b, Vec c) {
         return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
     }
-    // Units of two bytes: [8][16 rows][2].
+    // Units of two codes: [8][16 rows][2].
     static CPU_NATIVE_INLINE void transpose16(const uint8_t* const* rows, uint8_t* out) {
-        __m128i* columns = reinterpret_cast<__m128i*>(out);
-        for (int half = 0; half < 2; ++half) {
-            __m128i r[8];
-            for (int i = 0; i < 8; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[8 * half + i]));
-            for (int side = 0; side < 2; ++side) {
-                __m128i pair[4];
+        for (int side = 0; side < 2; ++side) {
+            __m128i steps[8];
+            transpose_8x8_words(rows + 8 * side, 0, steps);
+            for (int i = 0; i < 8; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 2 * i + side, steps[i]);
+        }
+    }
+    // Units of two words: [8][16 rows][2].
+    static CPU_NATIVE_INLINE void transpose16_words(const uint8_t* const* rows, uint16_t* out) {
+        for (int half = 0; half < 2; ++half)
+            for (int quad = 0; quad < 4; ++quad) {
+                __m128i r[4];
                 for (int i = 0; i < 4; ++i)
-                    pair[i] = side ? _mm_unpackhi_epi16(r[2 * i], r[2 * i + 1]) : _mm_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
-                const __m128i low0 = _mm_unpacklo_epi32(pair[0], pair[1]), high0 = _mm_unpackhi_epi32(pair[0], pair[1]);
-                const __m128i low1 = _mm_unpacklo_epi32(pair[2], pair[3]), high1 = _mm_unpackhi_epi32(pair[2], pair[3]);
+                    r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[4 * quad + i] + 16 * half));
+                const __m128i low0 = _mm_unpacklo_epi32(r[0], r[1]), high0 = _mm_unpackhi_epi32(r[0], r[1]);
+                const __m128i low1 = _mm_unpacklo_epi32(r[2], r[3]), high1 = _mm_unpackhi_epi32(r[2], r[3]);
                 const __m128i steps[4] = {_mm_unpacklo_epi64(low0, low1), _mm_unpackhi_epi64(low0, low1),
                                           _mm_unpacklo_epi64(high0, high1), _mm_unpackhi_epi64(high0, high1)};
-                for (int i = 0; i < 4; ++i) _mm_storeu_si128(columns + 2 * (4 * side + i) + half, steps[i]);
+                for (int i = 0; i < 4; ++i)
+                    _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 4 * (4 * half + i) + quad, steps[i]);
             }
-        }
     }
     // Two vectors of [lanes / 2][2 K steps] become `lanes` words. The values are exact, so cutting off is no rounding;
     // unlike vcvtne2ps2bf16 it keeps subnormal numbers.

@@ -89,6 +89,11 @@ struct Portable {
         for (int k = 0; k < 16; ++k)
             for (int r = 0; r < lanes; ++r) out[k * lanes + r] = rows[r][k];
     }
+    // The same for 16 words of two bytes.
+    static void transpose16_words(const uint8_t* const* rows, uint16_t* out) {
+        for (int r = 0; r < lanes; ++r)
+            for (int k = 0; k < 16; ++k) std::memcpy(out + k * lanes + r, rows[r] + 2 * k, sizeof *out);
+    }
     static void pack(const Vec* values, Packed* out) { store(out, values[0]); }
     static void store_bf16(uint16_t* out, const Vec& x) {
         for (int i = 0; i < lanes; ++i) out[i] = bf16_of_float(x.v[i]);
