@@ -12,60 +12,10 @@ namespace py = pybind11;
 
 namespace usim {
 
-void dispatch(Op op, const void* args, const void* return_address);
+const Api& api_table();  // api.cpp
 void register_timing(py::module_& m);  // timing_module.cpp
 
 namespace {
-
-VectorRun& running(const void* from, const char* what) {
-  if (current_vector) return *current_vector;
-  Instruction here;
-  here.op = Op::asc_vf_call;
-  here.pipe = PIPE_V;
-  here.site = site_of(*current_core, from);
-  raise(*current_core, &here, "barrier", std::string(what) + " is used outside a vector function");
-}
-
-const Api kApi = {
-    kAbiVersion,
-    [](Op op, const void* args) { dispatch(op, args, __builtin_return_address(0)); },
-    [](Register r, std::uint64_t value) {
-      Registers& g = current_core->registers;
-      ++current_core->scalar_work;
-      switch (r) {
-        case Register::gm2l1_nz: g.gm2l1_nz = value; break;
-        case Register::l0c_nz: g.l0c_nz = value; break;
-        case Register::pad_value: g.pad_value = value; break;
-        case Register::atomic: g.atomic = static_cast<std::uint32_t>(value); break;
-        case Register::hf32: g.hf32 = static_cast<std::uint8_t>(value); break;
-        case Register::hf32_round: g.hf32_round = static_cast<std::uint8_t>(value); break;
-        case Register::mmad_direction: g.direction = static_cast<std::uint8_t>(value); break;
-      }
-    },
-    []() -> const CoreView* { return &current_core->view; },
-    [](const VectorCall* call) { dispatch(call->simt ? Op::asc_vf_call : Op::simd_vf, call, __builtin_return_address(0)); },
-    []() -> const ThreadView* { return running(__builtin_return_address(0), "threadIdx").thread(); },
-    [](std::uint32_t x, std::uint32_t y, std::uint32_t z) { current_vector->next_thread(x, y, z); },
-    []() { running(__builtin_return_address(0), "asc_syncthreads").sync_threads(__builtin_return_address(0)); },
-    []() { running(__builtin_return_address(0), "a warp barrier").sync_warp(__builtin_return_address(0)); },
-    [](const void* value, std::uint32_t bytes) { return running(__builtin_return_address(0), "a warp function").warp_exchange(value, bytes, __builtin_return_address(0)); },
-    [](const void* address, std::uint32_t bytes, int write, int atomic) {
-      if (!checking(*current_core)) return;
-      if (current_vector) current_vector->touch(address, bytes, write != 0, static_cast<std::uint16_t>(atomic), __builtin_return_address(0));
-      else kernel_access(address, bytes, write != 0, __builtin_return_address(0));
-    },
-    [](std::uint32_t kind, std::uint64_t amount) -> std::int64_t {
-      if (current_vector && kind == 0) current_vector->work.arithmetic += amount;
-      return 0;
-    },
-    [](const char* kind, const char* message) {
-      Instruction here;
-      here.op = current_vector ? Op::asc_vf_call : Op::scalar_access;
-      here.pipe = current_vector ? PIPE_V : PIPE_S;
-      here.site = site_of(*current_core, __builtin_return_address(0));
-      raise(*current_core, &here, kind, message);
-    },
-};
 
 void access_hook(const void* address, std::uint64_t bytes, int write, const void* from) { kernel_access(address, bytes, write != 0, from); }
 
@@ -75,7 +25,7 @@ struct Kernel {
     if (!handle) throw std::runtime_error(std::string("cannot load the compiled kernel: ") + dlerror());
     const auto bind = reinterpret_cast<std::uint32_t (*)(const Api*, void*)>(dlsym(handle, "usim_bind"));
     if (!bind) throw std::runtime_error("the compiled kernel " + path + " has no usim_bind entry");
-    if (bind(&kApi, reinterpret_cast<void*>(&access_hook)) != kAbiVersion) throw std::runtime_error("the compiled kernel " + path + " was built for another version of the core");
+    if (bind(&api_table(), reinterpret_cast<void*>(&access_hook)) != kAbiVersion) throw std::runtime_error("the compiled kernel " + path + " was built for another version of the core");
     link_map* map = nullptr;
     dlinfo(handle, RTLD_DI_LINKMAP, &map);
     base = reinterpret_cast<const std::uint8_t*>(map->l_addr);
