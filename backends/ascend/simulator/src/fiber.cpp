@@ -31,7 +31,12 @@ Stack::Stack(std::size_t bytes) {
   low_ = base_ + page;
 }
 
-Stack::~Stack() { munmap(base_, bytes_ + static_cast<std::size_t>(low_ - base_)); }
+Stack::~Stack() {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(low_, bytes_);  // the address range may be mapped again for something else
+#endif
+  munmap(base_, bytes_ + static_cast<std::size_t>(low_ - base_));
+}
 
 Fiber* Fiber::running() { return running_fiber; }
 
