@@ -130,6 +130,32 @@ def test_locks_order_as_events_do(run_ascend):
         run_ascend(kernel(**wrong), tensors())
 
 
+def unit(mmad, *copies):
+    """The kernel with unit flags instead of the event between multiply and store."""
+    store = "".join(STEPS["store"].replace("asc_unit_flag_mode>(0)", f"asc_unit_flag_mode>({c})") for c in copies)
+    return {"multiply": STEPS["multiply"].replace("16, 16, 16, 0, 1", f"16, 16, 16, {mmad}, 1"), "multiplied": None, "wait_multiplied": None, "store": store}
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_unit_flags_order_as_events_do(run_ascend, seed):
+    for changes in (unit(3, 3), unit(3, 2, 3)):
+        t = tensors()
+        run_ascend(kernel(**changes), t, seed=seed)
+        assert torch.equal(t["D"], t["A"].float() @ t["B"].float().T)
+    # The next tile's multiply waits until the store has cleared the flags.
+    twice = unit(3, 3)
+    run_ascend(kernel(**twice) + "\n" + twice["multiply"] + twice["store"], tensors(), seed=seed)
+
+
+def test_unit_flag_misuse(run_ascend):
+    with pytest.raises(DeadlockError, match=r"pipe FIX waits in asc_copy_l0c2gm \(line \d+\) for the unit flags of its tile to be set by an mmad with unit flag 3"):
+        run_ascend(kernel(**unit(2, 3)), tensors())
+    with pytest.raises(FlagMisuseError, match=r"unit flags of L0C are still set at the end"):
+        run_ascend(kernel(**unit(3, 2)), tensors())
+    with pytest.raises(RaceError, match="pipe M"):
+        run_ascend(kernel(**unit(3, 0)), tensors())
+
+
 def test_a_lock_left_held_is_reported(run_ascend):
     with pytest.raises(
         FlagMisuseError, match=r"lock 7 is still held at the end of the kernel; it was last taken at line \d+"

@@ -130,6 +130,11 @@ struct Core {
   std::array<Lock, 32> locks;
   std::array<Counter, 32> counters;                   // own counters; AIVs use 0..15
   std::array<std::array<std::deque<Clock>, 16>, 3> pending;  // arrivals of modes 0, 1, 2 waiting for their partners
+  // Unit flags, one per 1024-byte fractal of L0C: set by the mmad that completes a tile (3), awaited by the fixpipe (2, 3)
+  // and cleared by it (3); a new tile's mmad (2, 3) waits until they are clear.
+  std::array<std::uint8_t, kL0cBytes / 1024> unit_flag{};
+  std::vector<Clock> unit_clock;                      // of whoever changed the flag last (checks only)
+  std::uint32_t unit_site = 0;
   std::array<Clock, kPipes> clock;
   std::array<std::uint32_t, kPipes> seen_scalar{};    // last scalar tick joined by each pipe
   Fiber fiber;
@@ -221,6 +226,9 @@ void warn(Core& core, std::string message);
 
 // ---- sync.cpp -------------------------------------------------------------------------------------------------------
 bool is_sync(Op op);
+bool has_unit_flag(const Instruction& i);
+void before_unit_flag(Core& core, const Instruction& i);  // ordering taken over from the flags' last change
+void after_unit_flag(Core& core, const Instruction& i);
 bool runnable(Core& core, const Instruction& i);
 void execute_sync(Core& core, const Instruction& i);
 void check_end(Block& block);

@@ -61,8 +61,15 @@ void run(Core& core, Instruction& i, const Clock* scalar) {
     }
     ++clock[clock_index(*core.block->launch, core.actor(i.pipe))];
   }
-  if (is_sync(i.op)) execute_sync(core, i);
-  else execute(core, i);
+  if (is_sync(i.op)) {
+    execute_sync(core, i);
+  } else if (has_unit_flag(i)) {
+    before_unit_flag(core, i);
+    execute(core, i);
+    after_unit_flag(core, i);
+  } else {
+    execute(core, i);
+  }
   current_core = outer;
 }
 

@@ -125,7 +125,59 @@ void notify(Core& core, const Instruction& i) {
   if (checking(core)) flag.clock = core.clock[at(s.src)];
 }
 
+enum : int { kUnitOff = 0, kUnitKeep = 2, kUnitUpdate = 3 };
+
+int unit_mode(const Instruction& i) {
+  if (i.op == Op::asc_mmad || i.op == Op::asc_mmad_mx) return i.args.mmad.unit_flag;
+  if (i.op == Op::asc_copy_l0c2gm || i.op == Op::asc_copy_l0c2ub) return i.args.fixpipe.unit_flag;
+  return kUnitOff;
+}
+bool multiplies(Op op) { return op == Op::asc_mmad || op == Op::asc_mmad_mx; }
+
+// Calls `visit(fractal)` for every fractal of L0C that the instruction's tile covers; places outside L0C are skipped,
+// the instruction itself reports them.
+template <class Visit>
+void each_fractal(const Instruction& i, Visit&& visit) {
+  const bool mmad = multiplies(i.op);
+  const std::uint64_t base = mmad ? i.args.mmad.c : i.args.fixpipe.src;
+  const std::uint64_t rows = mmad ? (i.args.mmad.m + 15) / 16 * 16 : i.args.fixpipe.src_stride;
+  const std::uint64_t m = mmad ? i.args.mmad.m : i.args.fixpipe.m, n = mmad ? i.args.mmad.n : i.args.fixpipe.n;
+  for (std::uint64_t g = 0; g * 16 < n; ++g)
+    for (std::uint64_t r = 0; r < m; r += 16) {
+      const std::uint64_t fractal = (base + (g * rows + r) * 64) / 1024;
+      if (fractal < kL0cBytes / 1024) visit(static_cast<std::size_t>(fractal));
+    }
+}
+
+bool unit_flags_allow(const Core& core, const Instruction& i) {
+  const std::uint8_t wanted = multiplies(i.op) ? 0 : 1;
+  bool allowed = true;
+  each_fractal(i, [&](std::size_t f) { allowed = allowed && core.unit_flag[f] == wanted; });
+  return allowed;
+}
+
 }  // namespace
+
+bool has_unit_flag(const Instruction& i) {
+  const int mode = unit_mode(i);
+  return mode == kUnitKeep || mode == kUnitUpdate;
+}
+
+void before_unit_flag(Core& core, const Instruction& i) {
+  if (!checking(core) || core.unit_clock.empty()) return;
+  each_fractal(i, [&](std::size_t f) { join(core.clock[at(i.pipe)], core.unit_clock[f]); });
+}
+
+void after_unit_flag(Core& core, const Instruction& i) {
+  if (unit_mode(i) != kUnitUpdate) return;
+  const std::uint8_t now = multiplies(i.op) ? 1 : 0;
+  core.unit_site = i.site;
+  if (checking(core) && core.unit_clock.empty()) core.unit_clock.resize(core.unit_flag.size());
+  each_fractal(i, [&](std::size_t f) {
+    core.unit_flag[f] = now;
+    if (checking(core)) core.unit_clock[f] = core.clock[at(i.pipe)];
+  });
+}
 
 bool is_sync(Op op) { return op >= Op::asc_sync_notify && op <= Op::asc_sync_intra_wait; }
 
@@ -141,6 +193,7 @@ bool runnable(Core& core, const Instruction& i) {
         if (!q.empty()) return false;
       return true;
     default:
+      if (has_unit_flag(i)) return unit_flags_allow(core, i);
       if (!is_cross_wait(i.op)) return true;
       check_cross(core, i);
       return !core.counters[static_cast<std::size_t>(s.id)].arrivals.empty();
@@ -197,6 +250,8 @@ std::string waiting_for(Core& core, const Instruction& i) {
   if (i.op == Op::asc_sync_wait)
     return text + "flag (" + pipe_name(s.src) + ", " + pipe_name(s.dst) + ", " + std::to_string(s.id) + ") from pipe " + pipe_name(s.src);
   if (i.op == Op::asc_lock) return text + "the unlock of id " + std::to_string(s.id);
+  if (has_unit_flag(i))
+    return text + (multiplies(i.op) ? "the unit flags of its tile to be cleared by a fixpipe copy with unit flag 3" : "the unit flags of its tile to be set by an mmad with unit flag 3");
   if (i.op == Op::asc_sync) return text + "its other pipes to finish";
   const char* from = cross_mode(i.op) == 0 ? "all blocks" : core.kind == 0 ? (s.id >= 16 ? "AIV1" : "the vector cores") : cross_mode(i.op) == 1 ? "the other vector core" : "AIC";
   return text + "counter " + std::to_string(s.id) + ", signalled by " + from;
@@ -214,6 +269,9 @@ void check_end(Block& block) {
             raise(core, nullptr, "flag", std::string("flag (") + pipe_name(src) + ", " + pipe_name(dst) + ", " + std::to_string(id) +
                   ") is still set at the end of the kernel; it was set at {0}. Add the missing asc_sync_wait", {flag.site});
         }
+    for (const std::uint8_t flag : core.unit_flag)
+      if (flag)
+        raise(core, nullptr, "flag", "unit flags of L0C are still set at the end of the kernel ({0}); the last fixpipe copy of a tile must use unit flag 3", {core.unit_site});
     for (std::size_t id = 0; id < core.counters.size(); ++id)
       if (!core.counters[id].arrivals.empty())
         raise(core, nullptr, "flag", "cross-core counter " + std::to_string(id) + " still holds " +
