@@ -36,12 +36,17 @@ def test_every_instruction_has_a_test(name):
 def test_the_document_lists_the_current_instructions():
     text = (ROOT / "docs" / "simulator.md").read_text()
     start, end = text.index(coverage.BEGIN) + len(coverage.BEGIN), text.index(coverage.END)
-    assert text[start:end].strip() == coverage.table().strip(), "run: python -m unikernels.backends.ascend.simulator.coverage"
+    assert text[start:end].strip() == coverage.table().strip(), (
+        "run: python -m unikernels.backends.ascend.simulator.coverage"
+    )
 
 
 def test_events_are_read_as_they_are_written(run_ascend):
-    assert report.OPERATIONS == tuple(name for name, _, _, _ in _simulator.INSTRUCTIONS)
-    result = run_ascend("asc_sync_notify(PIPE_MTE2, PIPE_MTE1, static_cast<event_t>(5)); asc_sync_wait(PIPE_MTE2, PIPE_MTE1, static_cast<event_t>(5));", {"X": torch.zeros(1)})
+    assert tuple(name for name, _, _, _ in _simulator.INSTRUCTIONS) == report.OPERATIONS
+    result = run_ascend(
+        "asc_sync_notify(PIPE_MTE2, PIPE_MTE1, static_cast<event_t>(5)); asc_sync_wait(PIPE_MTE2, PIPE_MTE1, static_cast<event_t>(5));",
+        {"X": torch.zeros(1)},
+    )
     events = result.recordings[0].events(0)
     assert [report.OPERATIONS[op] for op in events["op"]] == ["asc_sync_notify", "asc_sync_wait"]
     assert events["a"][:, :3].tolist() == [[4, 3, 5], [4, 3, 5]]

@@ -133,7 +133,12 @@ def test_locks_order_as_events_do(run_ascend):
 def unit(mmad, *copies):
     """The kernel with unit flags instead of the event between multiply and store."""
     store = "".join(STEPS["store"].replace("asc_unit_flag_mode>(0)", f"asc_unit_flag_mode>({c})") for c in copies)
-    return {"multiply": STEPS["multiply"].replace("16, 16, 16, 0, 1", f"16, 16, 16, {mmad}, 1"), "multiplied": None, "wait_multiplied": None, "store": store}
+    return {
+        "multiply": STEPS["multiply"].replace("16, 16, 16, 0, 1", f"16, 16, 16, {mmad}, 1"),
+        "multiplied": None,
+        "wait_multiplied": None,
+        "store": store,
+    }
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
@@ -148,7 +153,10 @@ def test_unit_flags_order_as_events_do(run_ascend, seed):
 
 
 def test_unit_flag_misuse(run_ascend):
-    with pytest.raises(DeadlockError, match=r"pipe FIX waits in asc_copy_l0c2gm \(line \d+\) for the unit flags of its tile to be set by an mmad with unit flag 3"):
+    with pytest.raises(
+        DeadlockError,
+        match=r"pipe FIX waits in asc_copy_l0c2gm \(line \d+\) for the unit flags of its tile to be set by an mmad with unit flag 3",
+    ):
         run_ascend(kernel(**unit(2, 3)), tensors())
     with pytest.raises(FlagMisuseError, match=r"unit flags of L0C are still set at the end"):
         run_ascend(kernel(**unit(3, 2)), tensors())
