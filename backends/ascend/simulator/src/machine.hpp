@@ -165,7 +165,10 @@ struct Arena {
   std::uint64_t map_bytes = 0;
   // Validity per 32-byte unit of L1, L0A, L0B and slots, per element of L0C, per byte of UB.
   std::vector<std::uint8_t> valid_l1, valid_l0[2], valid_l0c, valid_slots[2], valid_ub[2];
+  // How far each memory has been written since it was last reset; all of it at first.
+  std::array<std::uint64_t, static_cast<std::size_t>(Memory::count)> dirty{};
   std::vector<std::uint8_t> touched[2];               // per byte of UB: bit 0 read, bit 1 written by the running function
+  void reset();  // poisons what was written and forgets what was valid
   std::uint8_t* at(Memory m);
   static std::uint64_t bytes(Memory m);
 };
@@ -216,7 +219,8 @@ inline std::size_t clock_index(const Launch& launch, std::uint32_t actor) {
 }
 
 // ---- pipes.cpp ------------------------------------------------------------------------------------------------------
-extern thread_local Core* current_core;
+// Read on every builtin and every checked access: worth the few bytes of static thread storage this model needs.
+extern thread_local Core* current_core __attribute__((tls_model("initial-exec")));
 void run_launch(Launch& launch);
 std::string describe(const Core& core);
 [[noreturn]] void raise(Core& core, const Instruction* instruction, const char* kind, std::string message,
@@ -252,6 +256,7 @@ void vector_function(Core& core, Instruction& i);
 void require_range(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t bytes, const char* what);
 void require_aligned(Core& core, const Instruction& i, Memory m, std::uint64_t address, std::uint64_t alignment, const char* what);
 // The tensor that holds [p, p + bytes); raises OutOfBounds naming the nearest tensor otherwise.
+Tensor* find_tensor(Launch& launch, const void* p, std::uint64_t bytes);
 Tensor& require_tensor(Core& core, const Instruction& i, const void* p, std::uint64_t bytes, bool write);
 // Happens-before: records the access and raises Race if nothing orders it after a conflicting one.
 void note(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi, bool write);

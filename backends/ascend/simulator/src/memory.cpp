@@ -77,6 +77,31 @@ Arena::Arena() {
   mprotect(ub[1], kUbBytes, PROT_READ | PROT_WRITE);
 }
 
+void Arena::reset() {
+  const auto size = [&](Memory m) {
+    std::uint64_t& written = dirty[static_cast<std::size_t>(m)];
+    if (valid_l1.empty()) written = bytes(m);
+    const std::uint64_t n = written;
+    std::memset(at(m), 0xff, n);
+    written = 0;
+    return static_cast<std::ptrdiff_t>(n);
+  };
+  const auto forget = [](std::vector<std::uint8_t>& valid, std::ptrdiff_t units, std::uint64_t all) {
+    if (valid.empty()) valid.assign(all, kNever);
+    else std::fill_n(valid.begin(), units, std::uint8_t{kNever});
+  };
+  const std::ptrdiff_t l0[2] = {size(Memory::l0a), size(Memory::l0b)}, slot[2] = {size(Memory::slots_a), size(Memory::slots_b)},
+                       ubs[2] = {size(Memory::ub0), size(Memory::ub1)}, accumulators = size(Memory::l0c), l1_bytes = size(Memory::l1);
+  for (int s = 0; s < 2; ++s) {
+    forget(valid_l0[s], l0[s] / 32, kL0aBytes / 32);
+    forget(valid_slots[s], slot[s] / 32, kSlotBytes / 32);
+    forget(valid_ub[s], ubs[s], kUbBytes);
+    if (touched[s].empty()) touched[s].assign(kUbBytes, 0);
+  }
+  forget(valid_l0c, accumulators / 4, kL0cBytes / 4);
+  forget(valid_l1, l1_bytes / 32, kL1Bytes / 32);  // last: an empty valid_l1 marks the first reset
+}
+
 Arena::~Arena() { munmap(map, map_bytes); }
 
 Event* event_of(Core& core, const Instruction& i) {
@@ -96,6 +121,13 @@ void require_aligned(Core& core, const Instruction& i, Memory m, std::uint64_t a
   raise(core, &i, "misaligned",
         std::string(what) + " address " + hex(address) + " in " + memory_name(m) + " is not a multiple of " +
             std::to_string(alignment) + " bytes, which this instruction needs");
+}
+
+Tensor* find_tensor(Launch& launch, const void* p, std::uint64_t bytes) {
+  const auto* at = static_cast<const std::uint8_t*>(p);
+  for (Tensor& t : launch.tensors)
+    if (at >= t.base && bytes <= t.bytes && static_cast<std::uint64_t>(at - t.base) <= t.bytes - bytes) return &t;
+  return nullptr;
 }
 
 Tensor& require_tensor(Core& core, const Instruction& i, const void* p, std::uint64_t bytes, bool write) {
@@ -172,6 +204,8 @@ Access now(Core& core, const Instruction& i, std::uint64_t lo, std::uint64_t hi,
 
 void note(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi, bool write) {
   if (!checking(core) || lo >= hi) return;
+  std::uint64_t& written = core.block->arena->dirty[static_cast<std::size_t>(m)];
+  if (write && hi > written) written = hi;
   const Conflict c = core.block->shadow[static_cast<std::size_t>(m)].access(now(core, i, lo, hi, 0), write, order(core, i));
   if (c.found) raise_race(core, i, memory_name(m), lo, hi, write, c);
 }

@@ -204,18 +204,7 @@ void prepare_block(Block& block, Launch& launch, std::uint32_t index, Arena& are
       l.entry(l.arguments.data());
     }, nullptr);
   }
-  if (launch.options.check) {
-    const auto poison = [&](Memory m) { std::memset(arena.at(m), 0xff, Arena::bytes(m)); };
-    for (int m = 1; m < static_cast<int>(Memory::count); ++m) poison(static_cast<Memory>(m));
-    arena.valid_l1.assign(kL1Bytes / 32, kNever);
-    arena.valid_l0c.assign(kL0cBytes / 4, kNever);
-    for (int s = 0; s < 2; ++s) {
-      arena.valid_l0[s].assign(kL0aBytes / 32, kNever);
-      arena.valid_slots[s].assign(kSlotBytes / 32, kNever);
-      arena.valid_ub[s].assign(kUbBytes, kNever);
-      arena.touched[s].assign(kUbBytes, 0);
-    }
-  }
+  if (launch.options.check) arena.reset();
 }
 
 void finish_block(Block& block) {

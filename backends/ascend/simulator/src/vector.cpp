@@ -20,6 +20,34 @@ thread_local std::vector<std::unique_ptr<Stack>> thread_stacks;
 thread_local std::vector<std::uint32_t> last_writer[2], last_reader[2];
 thread_local std::uint32_t next_epoch = 1;
 
+// Records an access of thread `me` if no other thread has touched the bytes in this barrier interval.
+template <std::uint32_t N>
+bool undisturbed(std::uint32_t* writers, std::uint32_t* readers, std::uint32_t me, std::uint32_t interval, bool write) {
+  std::uint32_t foreign = 0;
+  for (std::uint32_t b = 0; b < N; ++b) foreign |= static_cast<std::uint32_t>((writers[b] >= interval) & (writers[b] != me));
+  if (write)
+    for (std::uint32_t b = 0; b < N; ++b) foreign |= static_cast<std::uint32_t>((readers[b] >= interval) & (readers[b] != me));
+  if (foreign) return false;
+  if (write)
+    for (std::uint32_t b = 0; b < N; ++b) writers[b] = me;
+  else
+    for (std::uint32_t b = 0; b < N; ++b) readers[b] = readers[b] >= interval && readers[b] != me ? interval | kManyReaders : me;
+  return true;
+}
+
+// Marks bytes as touched; false if a read needs a closer look because something may be undefined.
+template <std::uint32_t N>
+bool mark(std::uint8_t* touched, const std::uint8_t* valid, bool write) {
+  if (write) {
+    for (std::uint32_t b = 0; b < N; ++b) touched[b] |= 2;
+    return true;
+  }
+  std::uint32_t defined = 1;
+  for (std::uint32_t b = 0; b < N; ++b) defined &= static_cast<std::uint32_t>((touched[b] & 2) != 0) | static_cast<std::uint32_t>(valid[b] == kValid);
+  for (std::uint32_t b = 0; b < N; ++b) touched[b] |= 1;
+  return defined != 0;
+}
+
 [[noreturn]] void leave() {
   while (Fiber::running()) Fiber::yield();
   throw Stop{};
@@ -32,6 +60,13 @@ VectorRun::VectorRun(Core& core, const Instruction& instruction)
   view_.dim = {call_.dx, call_.dy, call_.dz};
   view_.count = call_.dx * call_.dy * call_.dz;
   work.threads = view_.count;
+  if (!checking(core)) return;
+  const auto which = static_cast<std::size_t>(core.kind == 2);
+  if (last_writer[which].empty()) last_writer[which].assign(kUbBytes, 0), last_reader[which].assign(kUbBytes, 0);
+  writers_ = last_writer[which].data();
+  readers_ = last_reader[which].data();
+  touched_ = core.block->arena->touched[which].data();
+  valid_ = core.block->arena->valid_ub[which].data();
 }
 
 void VectorRun::raise_at(const char* kind, std::string message, const void* from, std::vector<std::uint64_t> sites) {
@@ -180,26 +215,9 @@ void VectorRun::settle_suspect() {
 }
 
 void VectorRun::check_threads(std::uint64_t offset, std::uint32_t bytes, bool write, const void* from) {
-  auto& writers = last_writer[core_.kind == 2];
-  auto& readers = last_reader[core_.kind == 2];
-  if (writers.empty()) writers.assign(kUbBytes, 0), readers.assign(kUbBytes, 0);
-  const std::uint32_t me = epoch_ << 12 | (view_.linear + 1), interval = epoch_ << 12;
-  {
-    // Nearly always no other thread touched these bytes in this interval; interval numbers only grow.
-    std::uint32_t* const w = writers.data() + offset;
-    std::uint32_t* const r = readers.data() + offset;
-    bool clean = true;
-    for (std::uint32_t b = 0; b < bytes; ++b) clean &= (w[b] < interval) | (w[b] == me);
-    if (write)
-      for (std::uint32_t b = 0; b < bytes; ++b) clean &= (r[b] < interval) | (r[b] == me);
-    if (clean) {
-      if (write)
-        for (std::uint32_t b = 0; b < bytes; ++b) w[b] = me;
-      else
-        for (std::uint32_t b = 0; b < bytes; ++b) r[b] = r[b] >= interval && r[b] != me ? interval | kManyReaders : me;
-      return;
-    }
-  }
+  std::uint32_t* const writers = writers_;
+  std::uint32_t* const readers = readers_;
+  const std::uint32_t me = epoch_ << 12 | (view_.linear + 1);
   for (std::uint32_t b = 0; b < bytes; ++b) {
     std::uint32_t& w = writers[offset + b];
     std::uint32_t& r = readers[offset + b];
@@ -227,7 +245,36 @@ void VectorRun::check_threads(std::uint64_t offset, std::uint32_t bytes, bool wr
   }
 }
 
+// The usual access: aligned, no other thread in the way, everything defined. Anything else takes the long way.
+template <std::uint32_t N>
+bool VectorRun::usual(std::uint64_t offset, bool write) {
+  if (!log_ || suspect_.bytes != 0 || offset + N > kUbBytes) return false;
+  if (call_.simt) {
+    if (offset % N != 0) return false;
+    if (view_.count > 1 && !undisturbed<N>(writers_ + offset, readers_ + offset, epoch_ << 12 | (view_.linear + 1), epoch_ << 12, write)) return false;
+  }
+  if (!mark<N>(touched_ + offset, valid_ + offset, write)) return false;
+  (write ? work.ub_written : work.ub_read) += N;
+  low_ = std::min(low_, offset);
+  high_ = std::max(high_, offset + N);
+  return true;
+}
+
 void VectorRun::touch_ub(std::uint64_t offset, std::uint32_t bytes, bool write, std::uint16_t atomic, const void* from) {
+  if (!atomic) {
+    switch (bytes) {
+      case 1: if (usual<1>(offset, write)) return; break;
+      case 2: if (usual<2>(offset, write)) return; break;
+      case 4: if (usual<4>(offset, write)) return; break;
+      case 8: if (usual<8>(offset, write)) return; break;
+      case 16: if (usual<16>(offset, write)) return; break;
+      default: break;
+    }
+  }
+  touch_ub_closely(offset, bytes, write, atomic, from);
+}
+
+void VectorRun::touch_ub_closely(std::uint64_t offset, std::uint32_t bytes, bool write, std::uint16_t atomic, const void* from) {
   Arena& arena = *core_.block->arena;
   const auto which = static_cast<std::size_t>(core_.kind == 2);
   if (offset + bytes > kUbBytes)
@@ -236,10 +283,10 @@ void VectorRun::touch_ub(std::uint64_t offset, std::uint32_t bytes, bool write, 
   (write ? work.ub_written : work.ub_read) += bytes;
   if (!log_) return;
   if (call_.simt) {
-    if (bytes <= 16 && (bytes & (bytes - 1)) == 0 && offset % bytes != 0)
+    if (bytes <= 16 && (bytes & (bytes - 1)) == 0 && (offset & (bytes - 1)) != 0)
       raise_at("misaligned", "accesses " + std::to_string(bytes) + " bytes at UB offset " + std::to_string(offset) +
                ", which is not a multiple of the access size", from);
-    settle_suspect();
+    if (suspect_.bytes) settle_suspect();
     if (view_.count > 1 && !atomic) check_threads(offset, bytes, write, from);
   }
   low_ = std::min(low_, offset);
@@ -279,6 +326,13 @@ void VectorRun::touch_gm(Tensor& tensor, std::uint64_t lo, std::uint32_t bytes, 
   gm_.push_back({&tensor, lo, lo + bytes, write, atomic});
 }
 
+bool VectorRun::touch_if_ub(const std::uint8_t* at, std::uint32_t bytes, bool write, const void* from) {
+  const auto offset = static_cast<std::uint64_t>(at - core_.view.ub);
+  if (offset >= kUbBytes) return false;
+  touch_ub(offset, bytes, write, 0, from);
+  return true;
+}
+
 void VectorRun::touch(const void* address, std::uint32_t bytes, bool write, std::uint16_t atomic, const void* from) {
   const auto* at = static_cast<const std::uint8_t*>(address);
   const auto offset = static_cast<std::uint64_t>(at - core_.view.ub);
@@ -290,10 +344,13 @@ void VectorRun::touch(const void* address, std::uint32_t bytes, bool write, std:
   if (at >= arena.map && at < arena.map + arena.map_bytes)
     raise_at("capacity", "accesses " + std::to_string(bytes) + " bytes at UB offset " + std::to_string(static_cast<std::int64_t>(offset)) +
              ", outside the " + std::to_string(kUbBytes) + " bytes of UB", from);
-  Instruction here = instruction_;
-  if (from) here.site = site_of(core_, from);
-  Tensor& t = require_tensor(core_, here, address, bytes, write);
-  touch_gm(t, static_cast<std::uint64_t>(at - t.base), bytes, write, atomic);
+  Tensor* t = find_tensor(*core_.block->launch, address, bytes);
+  if (!t || (write && !t->writable)) {
+    Instruction here = instruction_;
+    if (from) here.site = site_of(core_, from);
+    t = &require_tensor(core_, here, address, bytes, write);
+  }
+  touch_gm(*t, static_cast<std::uint64_t>(at - t->base), bytes, write, atomic);
 }
 
 // One vector function is one instruction: its reads, then its writes, enter the happens-before order as whole ranges.
@@ -302,9 +359,15 @@ void VectorRun::note_ranges() {
   Arena& arena = *core_.block->arena;
   std::uint8_t* touched = arena.touched[which].data();
   for (const std::uint8_t bit : {std::uint8_t{1}, std::uint8_t{2}}) {
+    const std::uint64_t every = 0x0101010101010101ull * bit;
     std::uint64_t start = low_;
     bool inside = false;
     for (std::uint64_t b = low_; b <= high_ && low_ < high_; ++b) {
+      // Whole words of one kind, which is nearly all of them, pass at once.
+      for (std::uint64_t word; b + 8 <= high_; b += 8) {
+        std::memcpy(&word, touched + b, 8);
+        if ((word & every) != (inside ? every : 0)) break;
+      }
       const bool hit = b < high_ && (touched[b] & bit);
       if (hit && !inside) start = b, inside = true;
       if (!hit && inside) {
@@ -340,7 +403,7 @@ void VectorRun::find_tainted(const std::vector<std::uint8_t>& before) {
   for (const Undo& u : undo_) gm_first.emplace_back(u.address, std::vector<std::uint8_t>(u.address, u.address + u.bytes));
   restore_gm();
   undo_.clear();
-  for (std::uint64_t b = 0; b < kUbBytes; ++b) ub[b] = valid[b] == kValid ? before[b] : kSecondPoison;
+  for (std::uint64_t b = 0; b < kUbBytes; ++b) ub[b] = b < before.size() && valid[b] == kValid ? before[b] : kSecondPoison;
   log_ = false;
   const VectorWork counted = work;
   run_threads();
@@ -357,7 +420,8 @@ void VectorRun::find_tainted(const std::vector<std::uint8_t>& before) {
 void VectorRun::execute_checked() {
   const auto which = static_cast<std::size_t>(core_.kind == 2);
   Arena& arena = *core_.block->arena;
-  const std::vector<std::uint8_t> before(core_.view.ub, core_.view.ub + kUbBytes);
+  // What the function may find: nothing behind the last byte ever written.
+  const std::vector<std::uint8_t> before(core_.view.ub, core_.view.ub + arena.dirty[static_cast<std::size_t>(core_.ub())]);
   epoch_ = next_epoch++;
   run_threads();
   settle_suspect();
@@ -365,8 +429,9 @@ void VectorRun::execute_checked() {
   if (read_uninitialised_ && !(call_.lockstep & 2)) {
     find_tainted(before);
   } else {
-    for (std::uint64_t b = low_; b < high_ && low_ < high_; ++b)
-      if (arena.touched[which][b] & 2) arena.valid_ub[which][b] = kValid;
+    const std::uint8_t* touched = arena.touched[which].data();
+    std::uint8_t* valid = arena.valid_ub[which].data();
+    for (std::uint64_t b = low_; b < high_; ++b) valid[b] = touched[b] & 2 ? std::uint8_t{kValid} : valid[b];
   }
   if (low_ < high_) std::fill(arena.touched[which].begin() + static_cast<std::ptrdiff_t>(low_), arena.touched[which].begin() + static_cast<std::ptrdiff_t>(high_), std::uint8_t{0});
 }
@@ -436,6 +501,7 @@ void kernel_access(const void* address, std::uint64_t bytes, bool write, const v
   Core* const core = current_core;
   if (!core) return;
   const auto* at = static_cast<const std::uint8_t*>(address);
+  if (current_vector && current_vector->touch_if_ub(at, static_cast<std::uint32_t>(bytes), write, from)) return;
   const bool in_ub = static_cast<std::uint64_t>(at - core->view.ub) < kUbBytes;
   if (!in_ub) {
     if (on_a_stack(address)) return;

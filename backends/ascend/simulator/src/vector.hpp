@@ -23,6 +23,7 @@ class VectorRun {
   void execute();                          // all threads, without checks
   void execute_checked();                  // all threads, then range, order and initialisation checks
   void touch(const void* address, std::uint32_t bytes, bool write, std::uint16_t atomic, const void* from);
+  bool touch_if_ub(const std::uint8_t* at, std::uint32_t bytes, bool write, const void* from);
   void next_thread(std::uint32_t x, std::uint32_t y, std::uint32_t z);
   void sync_threads(const void* from);
   void sync_warp(const void* from);
@@ -61,6 +62,9 @@ class VectorRun {
   void finish_barrier();
   void settle_suspect();
   void touch_ub(std::uint64_t offset, std::uint32_t bytes, bool write, std::uint16_t atomic, const void* from);
+  void touch_ub_closely(std::uint64_t offset, std::uint32_t bytes, bool write, std::uint16_t atomic, const void* from);
+  template <std::uint32_t N>
+  bool usual(std::uint64_t offset, bool write);
   void check_threads(std::uint64_t offset, std::uint32_t bytes, bool write, const void* from);
   void touch_gm(Tensor& tensor, std::uint64_t lo, std::uint32_t bytes, bool write, std::uint16_t atomic);
   void note_ranges();
@@ -75,6 +79,10 @@ class VectorRun {
   std::vector<Thread> threads_;
   Thread* current_ = nullptr;
   WarpValues values_{};
+  std::uint32_t* writers_ = nullptr;        // per UB byte, of this core: last thread that wrote and read it
+  std::uint32_t* readers_ = nullptr;
+  std::uint8_t* touched_ = nullptr;
+  std::uint8_t* valid_ = nullptr;
   std::uint64_t low_ = ~0ull, high_ = 0;    // touched bytes of UB
   bool read_uninitialised_ = false;
   bool log_ = true;                         // false while the function is repeated to find tainted results
@@ -84,7 +92,7 @@ class VectorRun {
   struct Suspect { std::uint64_t offset = 0; std::uint32_t bytes = 0; std::uint8_t old[16] = {}; const void* from = nullptr; std::uint32_t other = 0; } suspect_;
 };
 
-extern thread_local VectorRun* current_vector;
+extern thread_local VectorRun* current_vector __attribute__((tls_model("initial-exec")));
 // Reports of the compiler's instrumentation: every load and store of kernel code compiled for checking.
 void kernel_access(const void* address, std::uint64_t bytes, bool write, const void* from);
 
