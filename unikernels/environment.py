@@ -49,6 +49,11 @@ VARIABLES = (
         "What runs Ascend kernels: `npu` (torch_npu), `sim` (the simulator, on CPU tensors), or `auto` (an NPU if present).",
         ("auto", "npu", "sim"),
     ),
+    Variable(
+        "UNIKERNELS_SIMULATOR_CACHE",
+        "",
+        "Where the simulator keeps compiled kernels, a folder of the user's own; empty: in the user's cache folder.",
+    ),
     Variable("UNIKERNELS_SIMULATOR_CHECK", "on", "Hazard checks of simulated kernels; off is faster.", ("on", "off")),
     Variable("UNIKERNELS_CPU_COMPUTE", "auto", "dtype of decoded panels on the CPU.", ("auto", "bf16", "fp32")),
 )
