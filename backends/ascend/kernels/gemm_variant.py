@@ -54,3 +54,8 @@ class GemmVariant:
     epilogue: Epilogue
     tiles: Tiles
     num_cores: int
+
+    @property
+    def adds(self) -> bool:
+        """Whether the epilogue reads an addend."""
+        return self.epilogue in ("add", "accumulate")

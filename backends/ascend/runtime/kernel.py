@@ -41,9 +41,9 @@ class Kernel:
 
 @functools.cache
 def _text_digest(program: str) -> str:
-    """Digest of the modules a program is made of: its own and the variants', the only ones programs import."""
+    """Digest of the modules a program is made of: its own, shared steps and the variants', the only ones programs import."""
     folder = Path(__file__).parents[1] / "kernels"
     found = hashlib.sha256()
-    for path in [folder / f"{program}.py", *sorted(folder.glob("*_variant.py"))]:
+    for path in [folder / f"{program}.py", *sorted(folder.glob("*_steps.py")), *sorted(folder.glob("*_variant.py"))]:
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()

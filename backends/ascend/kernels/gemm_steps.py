@@ -1,0 +1,204 @@
+"""The steps every GEMM program shares: one tile from GM through L1 and L0 into the accumulator, and out to D.
+
+A program walks over tiles and hands each one to `multiply_tile` and `store_tile`; where a tile's matrices lie in GM it says
+with `Matrix`. Importing this module imports TileLang.
+"""
+
+# mypy: ignore-errors
+# TileLang rewrites macros from their source: assignments declare buffers and variables.
+
+from dataclasses import dataclass
+from typing import Any
+
+import tilelang.ascend.language as T
+
+from .gemm_variant import PAIR, STREAMED_VERSIONS, GemmVariant
+
+THREADS = 256
+DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn"}
+
+
+@dataclass(frozen=True, eq=False)  # macros return tuples without their names
+class Matrix:
+    """A matrix in GM: the last two axes of a buffer, at an index of the axes before them."""
+
+    buffer: Any
+    index: tuple[Any, ...] = ()
+
+    def block(self, row: Any, rows: Any, column: Any, columns: Any) -> Any:
+        """Return a region. Copies clamp it to the buffer and fill what is missing of an L1 tile with zeros."""
+        return self.buffer[(*self.index, slice(row, row + rows), slice(column, column + columns))]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a tile is made of: operands [mn, k] or, where K is not contiguous, [k, mn]; scales [ceil(k / 64), mn] or None."""
+
+    a: Matrix
+    b: Matrix
+    sa: Matrix | None
+    sb: Matrix | None
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a tile lies: its first row in A and in B, and its range of K, which starts at a multiple of 64.
+
+    Not four arguments of the macros: those would be copied into new variables, of which the compiler knows less.
+    """
+
+    m: Any
+    n: Any
+    k_start: Any
+    k_stop: Any
+
+
+@dataclass(frozen=True, eq=False)
+class OnChip:
+    """Tiles of A and B in L1 (stored shape) and L0 (rows, k), and of their scales (None if there are none)."""
+
+    a1: Any
+    b1: Any
+    a0: Any
+    b0: Any
+    sa1: Any = None
+    sb1: Any = None
+    sa0: Any = None
+    sb0: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Epilogue:
+    """Halves of a tile in UB, one per vector core (None if the epilogue needs none)."""
+
+    product: Any = None
+    result: Any = None
+    addend: Any = None
+
+
+@T.macro
+def on_chip_tiles(variant: GemmVariant) -> OnChip:
+    """Allocate the streamed tiles."""
+    bm, bn, bk, step = variant.tiles.m, variant.tiles.n, variant.tiles.k, variant.tiles.k_step
+    element = DTYPES[variant.element]
+    a1 = T.alloc_l1((bm, bk) if variant.a_is_k_major else (bk, bm), element)
+    b1 = T.alloc_l1((bn, bk) if variant.b_is_k_major else (bk, bn), element)
+    a0 = T.alloc_l0a((bm, step), element)
+    b0 = T.alloc_l0b((bn, step), element)
+    tiles = OnChip(a1, b1, a0, b0)
+    if variant.is_scaled:
+        sa1 = T.alloc_l1((bm, bk // PAIR), "int16")
+        sb1 = T.alloc_l1((bn, bk // PAIR), "int16")
+        sa0 = T.alloc_l0a_sf(a0, sf_dtype="int16")
+        sb0 = T.alloc_l0b_sf(b0, sf_dtype="int16")
+        tiles = OnChip(a1, b1, a0, b0, sa1, sb1, sa0, sb0)
+    T.annotate_buffer_versions({tile: STREAMED_VERSIONS for tile in vars(tiles).values() if tile is not None})
+    return tiles
+
+
+@T.macro
+def epilogue_tiles(variant: GemmVariant) -> Epilogue:
+    """Allocate what the epilogue works on in UB."""
+    shape = (variant.tiles.m // 2, variant.tiles.n)
+    tiles = Epilogue()
+    if variant.epilogue != "store":
+        product = T.alloc_shared(shape, "float32")
+        result = T.alloc_shared(shape, variant.out)
+        T.annotate_buffer_versions({product: 1, result: 1})
+        tiles = Epilogue(product, result)
+        if variant.adds:
+            addend = T.alloc_shared(shape, variant.out)
+            T.annotate_buffer_versions({addend: 1})
+            tiles = Epilogue(product, result, addend)
+    return tiles
+
+
+def elements(variant: GemmVariant, operand: Any, *shape: Any) -> Any:
+    """Return an operand in GM as elements: FP4 arrives as bytes, because torch tensors count those."""
+    return T.view(operand, shape, dtype=DTYPES["fp4"]) if variant.element == "fp4" else operand
+
+
+@T.macro
+def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, at: Place) -> None:
+    """c0 = the product of the tile at `at`.
+
+    Operands keep their stored shape in L1; the copy to L0 transposes where K is not contiguous, so that the
+    multiplication is always NT. Scale tiles have no filling with zeros: the multiplication of scaled operands runs over
+    valid pairs only.
+    """
+    bk, step_k = variant.tiles.k, variant.tiles.k_step
+    step_pairs = step_k // PAIR
+    for outer in T.Pipelined(T.ceildiv(at.k_stop - at.k_start, bk), num_stages=2):
+        with T.Task():
+            _load(variant, tiles, source, at, at.k_start + outer * bk)
+        pairs = T.min(T.ceildiv(at.k_stop - at.k_start - outer * bk, PAIR), bk // PAIR)
+        for inner in T.Pipelined(T.ceildiv(pairs, step_pairs), num_stages=2):
+            valid = T.min(T.ceildiv(at.k_stop - at.k_start - outer * bk, PAIR) - inner * step_pairs, step_pairs)
+            _multiply(variant, tiles, c0, inner, valid, outer == 0 and inner == 0)
+
+
+@T.macro
+def store_tile(variant: GemmVariant, c0: Any, tiles: Epilogue, C: Matrix, D: Matrix, at: Place, alpha: Any) -> None:
+    """D = [C +] [alpha *] c0 for the tile at `at`; C is looked at only if the epilogue adds it."""
+    bm, bn, epilogue = variant.tiles.m, variant.tiles.n, variant.epilogue
+    if epilogue == "store":
+        T.copy(c0, D.block(at.m, bm, at.n, bn))
+    else:
+        T.dual_copy(c0, tiles.product)
+        if epilogue == "add":
+            T.dual_copy(C.block(at.m, bm, at.n, bn), tiles.addend)
+        if epilogue == "accumulate":
+            T.dual_copy(D.block(at.m, bm, at.n, bn), tiles.addend)
+        with T.SimtVF(threads=THREADS):
+            for i, j in T.Parallel(bm // 2, bn):
+                if variant.adds:
+                    tiles.result[i, j] = T.cast(
+                        T.cast(tiles.addend[i, j], "float32") + alpha * tiles.product[i, j], variant.out
+                    )
+                else:
+                    tiles.result[i, j] = T.cast(alpha * tiles.product[i, j], variant.out)
+        T.dual_copy(tiles.result, D.block(at.m, bm, at.n, bn))
+
+
+@T.macro
+def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any) -> None:
+    """GM -> L1: whole tiles of both operands and their scales."""
+    bm, bn, bk = variant.tiles.m, variant.tiles.n, variant.tiles.k
+    T.copy(source.a.block(at.m, bm, k, bk) if variant.a_is_k_major else source.a.block(k, bk, at.m, bm), tiles.a1)
+    T.copy(source.b.block(at.n, bn, k, bk) if variant.b_is_k_major else source.b.block(k, bk, at.n, bn), tiles.b1)
+    if variant.is_scaled:
+        T.copy(source.sa.block(k // PAIR, bk // PAIR, at.m, bm), tiles.sa1, transpose=True)
+        T.copy(source.sb.block(k // PAIR, bk // PAIR, at.n, bn), tiles.sb1, transpose=True)
+
+
+@T.macro
+def _stage(tile: Any, staged: Any, is_k_major: bool, k: Any, width: Any) -> None:
+    """L1 -> L0: `width` columns of K from `k` on."""
+    if is_k_major:
+        T.copy(tile[:, k : k + width], staged[:, :width])
+    else:
+        T.copy(tile[k : k + width, :], staged[:, :width], transpose=True)
+
+
+@T.macro
+def _multiply(variant: GemmVariant, tiles: OnChip, c0: Any, inner: Any, valid_pairs: Any, is_first: Any) -> None:
+    """L1 -> L0 and c0 (+)= a0 @ b0.T for one step along K."""
+    step = variant.tiles.k_step
+    pairs = step // PAIR
+    width = valid_pairs * PAIR if variant.is_scaled else step
+    _stage(tiles.a1, tiles.a0, variant.a_is_k_major, inner * step, width)
+    _stage(tiles.b1, tiles.b0, variant.b_is_k_major, inner * step, width)
+    if variant.is_scaled:
+        T.copy(tiles.sa1[:, inner * pairs : inner * pairs + valid_pairs], tiles.sa0[:, :valid_pairs])
+        T.copy(tiles.sb1[:, inner * pairs : inner * pairs + valid_pairs], tiles.sb0[:, :valid_pairs])
+        T.gemm_blockscaled(
+            tiles.a0[:, :width],
+            tiles.b0[:, :width],
+            c0,
+            tiles.sa0[:, :valid_pairs],
+            tiles.sb0[:, :valid_pairs],
+            transpose_B=True,
+            clear_accum=is_first,
+        )
+    else:
+        T.gemm(tiles.a0, tiles.b0, c0, transpose_B=True, clear_accum=is_first)
