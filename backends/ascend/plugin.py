@@ -5,6 +5,7 @@ TileLang, the simulator and the kernels are imported when the first problem arri
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -80,3 +81,11 @@ class AscendBackend(Backend):
 def unikernels_backend() -> Backend:
     """Return the Ascend backend."""
     return AscendBackend()
+
+
+@hookimpl
+def unikernels_command_line(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``unikernels simulate``."""
+    from .command_line import add_simulate
+
+    add_simulate(subparsers)

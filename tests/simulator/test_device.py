@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 tilelang = pytest.importorskip("tilelang")
 import tilelang.ascend.language as T  # noqa: E402
 
-from unikernels.backends.ascend.simulator import DeviceAssertError, LaunchError, simulated_device  # noqa: E402
+from unikernels.backends.ascend.simulator import DeviceAssertError, simulated_device  # noqa: E402
 
 
 @tilelang.jit(target="ascend", out_idx=[-1])
@@ -118,9 +119,69 @@ def test_outside_nothing_is_simulated():
         matmul(64, 64, 64)
 
 
-def test_wall_time_is_not_sold_as_device_time():
-    with simulated_device(), pytest.raises(LaunchError, match="predicted time"):
-        matmul(64, 64, 64).get_profiler()
+def test_benchmarks_and_events_give_predicted_times():
+    from tilelang.profiler import do_bench
+
+    a, b = torch.ones(64, 64).bfloat16(), torch.ones(64, 64).bfloat16()
+    with simulated_device() as device:
+        kernel = matmul(64, 64, 64)
+        kernel(a, b)
+        expected = device.reports[0].time_us / 1e3
+        start, end = torch.npu.Event(enable_timing=True), torch.npu.Event(enable_timing=True)
+        start.record()
+        kernel(a, b)
+        end.record()
+        end.synchronize()
+        assert start.elapsed_time(end) == expected
+        runs = len(device.reports)
+        for backend in ("msprof", "event"):
+            assert do_bench(lambda: kernel(a, b), backend=backend, _n_warmup=30, _n_repeat=100) == expected
+        assert len(device.reports) == runs + 2  # the benchmarked function runs once
+        assert device.reports[-1] is device.reports[1]  # and a known kernel is not simulated again for it
+        profile = do_bench(lambda: kernel(a, b), backend="msprof_detail")
+        assert profile.dur_us == pytest.approx(expected * 1e3)
+        assert profile.tflops(1e9) == pytest.approx(1e9 / profile.dur_ns / 1e3)
+        assert profile.gbps(1e6) == pytest.approx(1e6 / profile.dur_ns)
+        assert 0 < profile.aic_mad < 1
+        assert profile.aiv_total_cycles == 0
+        assert do_bench(lambda: kernel(a, b), quantiles=[0.2, 0.8]) == [expected, expected]
+        with pytest.warns(UserWarning, match="no simulated kernel"):
+            assert math.isnan(do_bench(lambda: a + 1, backend="msprof"))
+
+
+def test_the_profiler_of_a_kernel_compares_and_predicts():
+    with simulated_device() as device:
+        profiler = matmul(64, 64, 64).get_profiler()
+        profiler.assert_allclose(lambda a, b: a.float() @ b.float().T, rtol=1e-2, atol=1e-2)
+        assert profiler.do_bench() == device.reports[-1].time_us / 1e3
+
+
+def test_sources_edited_by_a_callback_run_and_are_not_cached():
+    import tvm_ffi
+    from tilelang.ascend.callback import register_ascend_postproc
+
+    a, b = torch.ones(64, 64).bfloat16(), torch.ones(64, 64).bfloat16()
+    try:
+        register_ascend_postproc(lambda code, target: "// edited\n" + code)
+        with simulated_device():
+            kernel = matmul(64, 64, 64)
+            assert kernel.get_kernel_source().startswith("// edited")
+            assert (kernel(a, b) == 64).all()
+    finally:
+        tvm_ffi.registry.remove_global_func("tilelang_callback_ascend_postproc")
+    with simulated_device():
+        assert "edited" not in matmul(64, 64, 64).get_kernel_source()
+
+
+def test_the_device_answers_what_scripts_ask():
+    with simulated_device():
+        properties = torch.npu.get_device_properties(0)
+        assert properties.vector_core_num == 2 * properties.cube_core_num
+        assert torch.empty(3, device=torch.npu.current_device()).device.type == "cpu"
+        assert torch.device(0).type == "cpu"
+        from tilelang.carver.arch.driver import ascend_driver
+
+        assert ascend_driver.get_num_cube_cores() == 32
 
 
 def test_an_error_inside_still_restores_everything():

@@ -19,7 +19,7 @@ from . import _simulator
 from .cache import Cache
 from .compiler import compile_kernel, source_line
 from .errors import FAULTS, KernelFaultError, LaunchError
-from .lowering import Argument, Lowered, lower, template_folder
+from .lowering import Argument, Lowered, edits_sources, lower, template_folder
 from .report import Recording, Report
 from .rewrite import Parameter, Signature, Translation, translate
 
@@ -81,11 +81,12 @@ def prepare(kernel: Any, pass_configs: dict[str, Any] | None = None, cache: Cach
     # Same object, same configuration: skip printing the script, which costs more than a small kernel's run.
     key = (id(prim_func), repr(sorted((pass_configs or {}).items(), key=str)))
     known = _compiled.get(key)
-    if known is not None and known[0] is prim_func and known[1].cache is cache:
+    if known is not None and known[0] is prim_func and known[1].cache is cache and not edits_sources():
         return known[1]
     lowered = lower(prim_func, pass_configs, cache)
     prepared = CompiledKernel(lowered, translate(lowered.source), cache)
-    _compiled[key] = (prim_func, prepared)
+    if not edits_sources():
+        _compiled[key] = (prim_func, prepared)
     return prepared
 
 

@@ -5,10 +5,12 @@ The only module that imports TileLang, and only when something has to be lowered
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import logging
 import re
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -162,13 +164,22 @@ def _functions(artifact: Any, arguments: tuple[Argument, ...]) -> tuple[DeviceFu
     return tuple(functions)
 
 
+def edits_sources() -> bool:
+    """Whether the program has registered a function that rewrites generated sources: what it does is in no cache key."""
+    if "tvm_ffi" not in sys.modules:
+        return False
+    get = importlib.import_module("tvm_ffi").get_global_func
+    return get("tilelang_callback_ascend_postproc", allow_missing=True) is not None
+
+
 def lower(prim_func: Any, pass_configs: dict[str, Any] | None, cache: Cache) -> Lowered:
     """Lower a TileLang function for the Ascend target, or find it in the cache."""
     version = importlib.metadata.version("tilelang")
     configs = {str(k): v for k, v in (pass_configs or {}).items()}
     script = prim_func.script(show_meta=False)
     key = digest(script, json.dumps(configs, sort_keys=True, default=str), version, "lowered-1")
-    stored = cache.load("json", key)
+    edited = edits_sources()
+    stored = None if edited else cache.load("json", key)
     if stored is not None:
         return Lowered.from_json(stored)
     import tilelang
@@ -184,5 +195,6 @@ def lower(prim_func: Any, pass_configs: dict[str, Any] | None, cache: Cache) -> 
         logging.disable(level)
     arguments = _arguments(prim_func)
     lowered = Lowered(artifact.kernel_source, arguments, _functions(artifact, arguments))
-    cache.store("json", key, lowered.to_json())
+    if not edited:
+        cache.store("json", key, lowered.to_json())
     return lowered
