@@ -1,0 +1,97 @@
+"""Operands in the form GEMM kernels read: one element format, unit strides along rows as they are stored, scale words.
+
+No TileLang here, and no choice of a kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from unikernels.operations.operands import Operand
+from unikernels.scale_layouts import ScaleFormat, convert_scales, is_power_of_two
+
+from ..runtime.executor import Executor
+from .expand_fp4 import expand_fp4
+
+#: TileLang dtypes of outputs.
+OUT = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+def why_not(name: str, operand: Operand) -> str | None:
+    """Return what no kernel can read about an operand, else None."""
+    if operand.kind not in ("bf16", "fp8", "fp4"):
+        return f"it has no {operand.kind} kernel (operand {name})"
+    if operand.kind == "fp4" and operand.scales is None:
+        return f"its fp4 kernels need block scales (operand {name})"
+    return _scales_reason(name, operand)
+
+
+def _scales_reason(name: str, operand: Operand) -> str | None:
+    """Scales are multiplied as powers of two; values are read where that waits for no device."""
+    scales = operand.scales
+    if scales is None or scales.format is not ScaleFormat.FP32 or not scales.data.is_cpu:
+        return None
+    if is_power_of_two(scales):
+        return None
+    return (
+        f"it multiplies by powers of two (UE8M0 scales), and the float32 scales of {name} hold other values; quantise "
+        f"with use_ue8m0=True"
+    )
+
+
+def in_one_format(executor: Executor, a: Operand, b: Operand) -> tuple[Operand, Operand]:
+    """Return operands the cube can multiply: FP4 becomes FP8 unless both are FP4 and K-major.
+
+    FP4 along MN has no proven transposing copy, and both operands of the cube have one format.
+    """
+    if a.kind == b.kind == "fp4" and a.is_k_major and b.is_k_major:
+        return a, b
+    return _as_fp8(executor, a), _as_fp8(executor, b)
+
+
+def _as_fp8(executor: Executor, operand: Operand) -> Operand:
+    """Return an FP4 operand as FP8 with the same values and scales; others as they are."""
+    if operand.kind != "fp4":
+        return operand
+    codes = operand.data if operand.is_k_major else operand.data.mT
+    expanded = expand_fp4(executor, codes.reshape(-1, codes.shape[-1]))
+    expanded = expanded.view(*codes.shape[:-1], 2 * codes.shape[-1])
+    return replace(operand, data=expanded if operand.is_k_major else expanded.mT, kind="fp8")
+
+
+def stored(operand: Operand) -> Tensor:
+    """Return the data as it lies in memory: [.., mn, k], or [.., k, mn]; FP4 as bytes without pitch."""
+    if operand.kind == "fp4":
+        return canonical(operand.data.view(torch.uint8))
+    return unit_rows(operand.data if operand.is_k_major else operand.data.mT)
+
+
+def scale_words(operand: Operand) -> Tensor:
+    """Return int16 [.., ceil(k / 64), mn]; one unused word for an operand without scales."""
+    if operand.scales is None:
+        return torch.zeros(1, dtype=torch.int16, device=operand.data.device)
+    return canonical(convert_scales(operand.scales, ScaleFormat.UE8M0X2_INT16).data.mT)
+
+
+def canonical(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor whose strides say so even along axes of length 1."""
+    return tensor.contiguous().view(-1).view(tensor.shape)
+
+
+def unit_rows(tensor: Tensor) -> Tensor:
+    """Return [.., rows, columns] with strides (.., pitch, 1), pitch >= columns.
+
+    A copy is made only where rows overlap (expanded tensors).
+    """
+    *leading, rows, columns = tensor.shape
+    *outer, pitch, step = tensor.stride()
+    if rows == 1:
+        pitch = columns
+    if columns == 1:
+        step = 1
+    if step != 1 or pitch < columns:
+        return canonical(tensor)
+    return tensor.as_strided((*leading, rows, columns), (*outer, pitch, 1))
