@@ -9,6 +9,7 @@ from .decode import decode_scales, expand_scales, is_power_of_two, scale_exponen
 from .formats import ScaleFormat, Scales, format_of
 from .grouped import KGroups, convert_k_grouped_scales, k_grouped_exponents, k_grouped_scales, k_groups
 from .transforms import (
+    convert_scales_within_k_groups,
     get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_tensor,
@@ -23,6 +24,7 @@ __all__ = [
     "Scales",
     "convert_k_grouped_scales",
     "convert_scales",
+    "convert_scales_within_k_groups",
     "decode_scales",
     "expand_scales",
     "format_of",

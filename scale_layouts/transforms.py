@@ -5,7 +5,7 @@ The public functions of the same names choose that layout by backend; conversion
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from .checks import normalize_scales
 from .convert import convert_scales, empty_mn_major, mn_major_tma_aligned
 from .decode import refuse_bad_scale
 from .formats import ScaleFormat, Scales, align, ceil_div
-from .grouped import convert_k_grouped_scales, k_groups
+from .grouped import KGroups, convert_k_grouped_scales, k_groups
 from .native_packing import transcode
 
 _TMA_BYTES = 16
@@ -134,6 +134,7 @@ def transform_sf(
     target: ScaleFormat,
     alignment: int = 128,
     function: str = "transform_sf_into_required_layout",
+    convert: Callable[..., Scales] = convert_scales,
 ) -> Tensor:
     """Return the scales of a [mn, k] operand in the layout that kernels of `target` read.
 
@@ -152,6 +153,7 @@ def transform_sf(
         num_groups: size of a leading dimension of `sf`.
         disable_ue8m0_cast: keep float32 scales float32 whatever the target (first two lines of the table).
         psum_layout, alignment: row groups of an A scale; rows in no group are not read and become 0 when packing.
+        convert: a backend's own `convert_scales`.
     Raises:
         InvalidArgumentError: any other combination, a wrong shape, or a scale that is no power of two.
     Contract: DeepGEMM 2.8.2, `transform_sf_into_required_layout`; gran_k 128 to int16 is ours.
@@ -170,7 +172,7 @@ def transform_sf(
     _check_combination(scales, target, function)
     if target is ScaleFormat.FP32 and gran_mn != 1:
         _check_dense_blocks(scales.data, function)
-    converted = convert_scales(scales, target, psum_layout=psum_layout, alignment=alignment, name=f"{function}: sf")
+    converted = convert(scales, target, psum_layout=psum_layout, alignment=alignment, name=f"{function}: sf")
     return converted.data
 
 
@@ -184,6 +186,7 @@ def transform_k_grouped_sf(
     *,
     alignment: int = 256,
     function: str = "transform_k_grouped_sf_into_required_layout",
+    convert: Callable[[Scales, KGroups, Tensor, int, str], Tensor] | None = None,
 ) -> Tensor:
     """Return k-grouped scales in the layout of Ascend: int16 [mn, ceil(k / 64)], strides (1, mn).
 
@@ -192,6 +195,7 @@ def transform_k_grouped_sf(
             tensor.
         psum_layout: int32 [num_groups] end offsets along K; groups start at multiples of `alignment`. Scales of no
             group are not read, their bytes are 0.
+        convert: a backend's own `convert_scales_within_k_groups`.
     Raises:
         InvalidArgumentError: a wrong shape or recipe, groups that leave [0, k), or a scale that is no power of two.
     Contract: DeepGEMM-Ascend 0.1.0, `transform_k_grouped_sf_into_required_layout`.
@@ -209,7 +213,21 @@ def transform_k_grouped_sf(
         raise InvalidArgumentError(
             f"{function}: psum_layout is {psum_layout.tolist()}, expected end offsets within k={k}."
         )
-    out = empty_mn_major((), mn, ceil_div(k, 64), mn, torch.int16, sf.device).zero_()
+    return (convert or convert_scales_within_k_groups)(scales, groups, psum_layout, alignment, f"{function}: sf")
+
+
+def convert_scales_within_k_groups(
+    scales: Scales, groups: KGroups, psum_layout: Tensor, alignment: int, name: str
+) -> Tensor:
+    """Return int16 [mn, ceil(k / 64)], strides (1, mn), of scales of one matrix; bytes of no group along K are 0.
+
+    Args:
+        groups: the groups of `psum_layout` (end offsets along K) and `alignment`, as the host knows them.
+        psum_layout, alignment: what a device reads instead.
+        name: what messages call the tensor.
+    """
+    gran_mn, gran_k = scales.gran_mn, scales.gran_k
+    out = empty_mn_major((), scales.mn, ceil_div(scales.k, 64), scales.mn, torch.int16, scales.data.device).zero_()
     source, per_word = scales.data, scales.format.per_word
     for start, size in zip(groups.starts, groups.sizes, strict=True):
         first, count = start // gran_k, ceil_div(size, gran_k)
@@ -218,7 +236,7 @@ def transform_k_grouped_sf(
         bad = transcode(part, count, sink, ceil_div(size, 32), gran_mn=gran_mn, k_repeat=gran_k // 32)
         if bad >= 0:
             row, column = divmod(bad, count)
-            refuse_bad_scale(source, row * source.shape[1] + first + column, f"{function}: sf")
+            refuse_bad_scale(source, row * source.shape[1] + first + column, name)
     return out
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .operations.mega_moe import MegaMoeProblem
     from .operations.mqa_logits import MqaLogitsProblem, PagedMqaLogitsProblem
     from .operations.mqa_sparse import PagedSparseMqaLogitsProblem, SparseMqaLogitsProblem
+    from .scale_layouts import KGroups, Scales
 
 #: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
 Recipe = tuple[int, int, int]
@@ -96,6 +97,30 @@ class Backend:
     def details(self) -> Mapping[str, str]:
         """Return versions and device facts for ``unikernels doctor``."""
         return {}
+
+    # Scale transforms, as the layout functions need them: a backend may have kernels for its own format.
+
+    def convert_scales(
+        self,
+        scales: Scales,
+        scale_format: ScaleFormat,
+        *,
+        psum_layout: Tensor | None = None,
+        alignment: int | None = None,
+        name: str = "sf",
+    ) -> Scales:
+        """Return the scales in the canonical layout of a format; see `scale_layouts.convert_scales`."""
+        from .scale_layouts import convert_scales
+
+        return convert_scales(scales, scale_format, psum_layout=psum_layout, alignment=alignment, name=name)
+
+    def convert_scales_within_k_groups(
+        self, scales: Scales, groups: KGroups, psum_layout: Tensor, alignment: int, name: str
+    ) -> Tensor:
+        """Return int16 words of groups along K; see `scale_layouts.convert_scales_within_k_groups`."""
+        from .scale_layouts import convert_scales_within_k_groups
+
+        return convert_scales_within_k_groups(scales, groups, psum_layout, alignment, name)
 
     def shutdown(self) -> None:
         """Release handles and workspaces; may be called more than once."""

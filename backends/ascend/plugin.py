@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from unikernels import environment, hookimpl
 from unikernels.backend import Backend, Recipe
-from unikernels.scale_layouts import ScaleFormat
+from unikernels.scale_layouts import KGroups, ScaleFormat, Scales, is_canonical
 
 if TYPE_CHECKING:
     from unikernels.operations import GemmProblem
@@ -70,6 +71,29 @@ class AscendBackend(Backend):
             "tilelang": importlib.metadata.version("tilelang"),
             "hazard checks": environment.read("UNIKERNELS_SIMULATOR_CHECK"),
         }
+
+    def convert_scales(
+        self,
+        scales: Scales,
+        scale_format: ScaleFormat,
+        *,
+        psum_layout: Tensor | None = None,
+        alignment: int | None = None,
+        name: str = "sf",
+    ) -> Scales:
+        is_finished = scales.format is scale_format and is_canonical(scales)
+        if is_finished or scale_format is not self.scale_format:
+            return super().convert_scales(scales, scale_format, psum_layout=psum_layout, alignment=alignment, name=name)
+        from .kernels.scales import psum_scale_words
+
+        return psum_scale_words(scales, psum_layout, alignment or self.mk_alignment, name)
+
+    def convert_scales_within_k_groups(
+        self, scales: Scales, groups: KGroups, psum_layout: Tensor, alignment: int, name: str
+    ) -> Tensor:
+        from .kernels.scales import k_grouped_scale_words
+
+        return k_grouped_scale_words(scales, psum_layout, alignment, name)
 
     def gemm(self, problem: GemmProblem) -> None:
         from .kernels.gemm import gemm

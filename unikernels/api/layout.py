@@ -54,6 +54,7 @@ def transform_sf_into_required_layout(
         psum_layout=psum_layout,
         target=backend.scale_format,
         alignment=get_mk_alignment_for_contiguous_layout(),
+        convert=backend.convert_scales,
     )
 
 
@@ -71,8 +72,17 @@ def transform_k_grouped_sf_into_required_layout(
 
     Contract: DeepGEMM-Ascend, `transform_k_grouped_sf_into_required_layout`.
     """
+    function = "transform_k_grouped_sf_into_required_layout"
+    backend = _registry.backend_for(validate.require_tensor(function, "sf", sf))
     return scale_layouts.transform_k_grouped_sf(
-        sf, mn, k, recipe, is_sfa=is_sfa, psum_layout=psum_layout, alignment=get_mk_alignment_for_contiguous_layout()
+        sf,
+        mn,
+        k,
+        recipe,
+        is_sfa=is_sfa,
+        psum_layout=psum_layout,
+        alignment=get_mk_alignment_for_contiguous_layout(),
+        convert=backend.convert_scales_within_k_groups,
     )
 
 

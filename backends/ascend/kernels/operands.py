@@ -10,10 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from unikernels.operations.k_grouped import KGroupLayout
+from unikernels.operations.m_grouped import GroupLayout
 from unikernels.operations.operands import Operand
-from unikernels.scale_layouts import ScaleFormat, convert_scales, is_power_of_two
+from unikernels.scale_layouts import ScaleFormat, is_power_of_two
 
 from ..runtime.executor import Executor
+from . import scales
 from .expand_fp4 import expand_fp4
 
 #: TileLang dtypes of outputs.
@@ -31,10 +34,10 @@ def why_not(name: str, operand: Operand) -> str | None:
 
 def _scales_reason(name: str, operand: Operand) -> str | None:
     """Scales are multiplied as powers of two; values are read where that waits for no device."""
-    scales = operand.scales
-    if scales is None or scales.format is not ScaleFormat.FP32 or not scales.data.is_cpu:
+    given = operand.scales
+    if given is None or given.format is not ScaleFormat.FP32 or not given.data.is_cpu:
         return None
-    if is_power_of_two(scales):
+    if is_power_of_two(given):
         return None
     return (
         f"it multiplies by powers of two (UE8M0 scales), and the float32 scales of {name} hold other values; quantise "
@@ -69,11 +72,17 @@ def stored(operand: Operand) -> Tensor:
     return unit_rows(operand.data if operand.is_k_major else operand.data.mT)
 
 
-def scale_words(operand: Operand) -> Tensor:
-    """Return int16 [.., ceil(k / 64), mn]; one unused word for an operand without scales."""
+def scale_words(
+    executor: Executor, operand: Operand, rows: GroupLayout | None = None, columns: KGroupLayout | None = None
+) -> Tensor:
+    """Return int16 [.., ceil(k / 64), mn]; one unused word for an operand without scales.
+
+    Args:
+        rows, columns: groups along the rows and along K; scales that belong to none are not read (see scales.py).
+    """
     if operand.scales is None:
         return torch.zeros(1, dtype=torch.int16, device=operand.data.device)
-    return canonical(convert_scales(operand.scales, ScaleFormat.UE8M0X2_INT16).data.mT)
+    return scales.scale_words(executor, operand.scales, rows, columns)
 
 
 def canonical(tensor: Tensor) -> Tensor:

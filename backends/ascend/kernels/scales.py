@@ -1,0 +1,165 @@
+"""Block scales in the form GEMM kernels read: int16 words of two UE8M0 exponents along K, MN-major.
+
+`scale_words` is the one door for every operation. No TileLang here; the program is in scales_program.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from unikernels.operations.k_grouped import KGroupLayout
+from unikernels.operations.m_grouped import GroupLayout
+from unikernels.scale_layouts import (
+    ScaleFormat,
+    Scales,
+    convert_scales,
+    is_canonical,
+    masked_valid_rows,
+    psum_valid_rows,
+)
+
+from ..runtime.executor import Executor, executor_for
+from ..runtime.kernel import Kernel
+from .scales_variant import ScalesVariant, Source
+
+_BLOCK_K = 32
+_BLOCK_MN = 128
+_SOURCES: dict[ScaleFormat, Source] = {
+    ScaleFormat.FP32: "float32",
+    ScaleFormat.UE8M0X2_INT16: "int16",
+    ScaleFormat.UE8M0X4_INT32: "int32",
+}
+
+
+def scale_words(
+    executor: Executor,
+    scales: Scales,
+    rows: GroupLayout | None = None,
+    columns: KGroupLayout | None = None,
+    name: str = "scales",
+) -> Tensor:
+    """Return int16 [ceil(k / 64), mn], or [num_groups, ceil(k / 64), mn], contiguous: two exponents along K an element.
+
+    Scales that lie so already are returned without a copy or a launch, whatever `rows` says; not so with gaps along K,
+    which a multiplication may touch.
+
+    Args:
+        scales: any format, strides and granularity along the rows; granularity 32 or 128 along K.
+        rows: groups of A's rows: the scales of rows in no group are not read and become 0.
+        columns: groups along K: scales of blocks in no group are not read and become 0.
+        name: what messages call the tensor.
+    Raises:
+        InvalidArgumentError: on CPU tensors, a float32 scale that is read is no power of two; its place is named. On an
+            NPU nothing waits for that answer: such a scale becomes exponent 255, NaN, and with it every result that
+            depends on it; `refused_scales` reads the flag the kernel leaves.
+    """
+    masks_k = columns is not None and columns.kind == "psum"  # plain groups leave no gaps
+    if scales.format is ScaleFormat.UE8M0X2_INT16 and not masks_k and is_canonical(scales):
+        return _canonical(scales.data.mT)
+    stored, is_k_major = _stored(scales.data)
+    num_blocks = -(-scales.k // _BLOCK_K)
+    words = stored.new_empty((stored.shape[0], -(-num_blocks // 2), scales.mn), dtype=torch.int16)
+    is_bad = torch.zeros(1, dtype=torch.int32) if words.is_cpu else _flag(words.device)
+    repeat = scales.gran_k // _BLOCK_K
+    variant = ScalesVariant(
+        source=_SOURCES[scales.format],
+        is_k_major=is_k_major,
+        repeat=repeat,
+        has_blocks=scales.gran_mn > 1,
+        rows="all" if rows is None else rows.kind,
+        masks_k=masks_k,
+        block_mn=_BLOCK_MN,
+        # Rows of a K-major tile are at least the 32 bytes that rows in UB are aligned to.
+        block_words=64 if repeat > 1 and scales.format.is_packed else 32,
+        num_cores=2 * executor.num_cores(),
+    )
+    executor.run(
+        Kernel("scales_program", variant),
+        stored.view(torch.int32) if scales.format is ScaleFormat.FP32 else stored,
+        is_bad if rows is None else rows.tensor,
+        columns.tensor if columns is not None and masks_k else is_bad,
+        words,
+        is_bad,
+        num_blocks,
+        scales.gran_mn,
+        1 if rows is None else rows.alignment,
+        1 if columns is None else columns.alignment,
+    )
+    if words.is_cpu and is_bad.item():
+        _refuse(scales, rows, columns if masks_k else None, name)
+    return words if scales.data.dim() == 3 else words[0]
+
+
+def psum_scale_words(scales: Scales, psum_layout: Tensor | None, alignment: int, name: str) -> Scales:
+    """Return scales in the canonical int16 layout; rows of no group of `psum_layout`, if given, are not read."""
+    rows = None if psum_layout is None else GroupLayout("psum", psum_layout, alignment)
+    words = scale_words(executor_for(scales.data), scales, rows, name=name)
+    return Scales(words.mT, ScaleFormat.UE8M0X2_INT16, 1, _BLOCK_K, scales.mn, scales.k)
+
+
+def k_grouped_scale_words(scales: Scales, psum_layout: Tensor, alignment: int, name: str) -> Tensor:
+    """Return int16 [mn, ceil(k / 64)], strides (1, mn); scales of no group along K are not read."""
+    columns = KGroupLayout("psum", psum_layout, alignment)
+    return scale_words(executor_for(scales.data), scales, columns=columns, name=name).mT
+
+
+def refused_scales(device: torch.device) -> bool:
+    """Return whether a kernel has met float32 scales that are no powers of two on an NPU since the last call.
+
+    Waits for the device. CPU tensors are checked when they are passed.
+    """
+    flag = _flag(device)
+    found = bool(flag.item())
+    flag.zero_()
+    return found
+
+
+@functools.cache
+def _flag(device: torch.device) -> Tensor:
+    """Word that kernels set and nothing but `refused_scales` reads or clears."""
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def _stored(data: Tensor) -> tuple[Tensor, bool]:
+    """Return scales as they lie in memory, [groups, rows, columns] or [groups, columns, rows], and whether K comes last.
+
+    Strides of axes of length 1 say what the others do; a copy is made only if no axis is contiguous or rows overlap.
+    """
+    if data.dim() == 2:
+        data = data.unsqueeze(0)
+    (groups, num_rows, num_columns), (group_pitch, row_step, column_step) = data.shape, data.stride()
+    if (row_step == 1 or num_rows == 1) and (column_step >= num_rows or num_columns == 1):
+        pitch = num_rows if num_columns == 1 else column_step
+        return data.as_strided((groups, num_columns, num_rows), (group_pitch, pitch, 1)), False
+    if (column_step != 1 and num_columns > 1) or (row_step < num_columns and num_rows > 1):
+        data = data.contiguous()
+        group_pitch, row_step = num_rows * num_columns, num_columns
+    pitch = num_columns if num_rows == 1 else row_step
+    return data.as_strided((groups, num_rows, num_columns), (group_pitch, pitch, 1)), True
+
+
+def _refuse(scales: Scales, rows: GroupLayout | None, columns: KGroupLayout | None, name: str) -> None:
+    """Raise the error that names the first bad scale a kernel has read."""
+    data = scales.data.clone()
+    if rows is not None:
+        data[~_valid_rows(rows, scales.mn)] = 1.0
+    if columns is not None:
+        valid = psum_valid_rows(columns.tensor, scales.k, columns.alignment)
+        data[..., ~valid[:: scales.gran_k]] = 1.0
+    convert_scales(replace(scales, data=data), ScaleFormat.UE8M0X2_INT16, name=name)
+    raise AssertionError("the kernel refused scales that are powers of two")
+
+
+def _valid_rows(rows: GroupLayout, mn: int) -> Tensor:
+    if rows.kind == "psum":
+        return psum_valid_rows(rows.tensor, mn, rows.alignment)
+    return masked_valid_rows(rows.tensor, mn) if rows.kind == "masked" else rows.tensor >= 0
+
+
+def _canonical(words: Tensor) -> Tensor:
+    """Return words that lie contiguous with strides that say so even along axes of length 1."""
+    return words.as_strided(words.shape, torch.empty(words.shape, device="meta").stride())
