@@ -20,7 +20,7 @@ from .cache import Cache, digest
 from .errors import CompilerNotFoundError, KernelCompileError, UnimplementedBuiltinError
 
 _FLAGS = (
-    "-std=c++20 -O2 -g1 -fPIC -shared -w -fno-strict-aliasing -fno-delete-null-pointer-checks -fvisibility=hidden "
+    "-std=c++20 -O2 -g1 -fPIC -shared -w -fno-strict-aliasing -fno-delete-null-pointer-checks -fstack-clash-protection -fvisibility=hidden "
     "-ffp-contract=off -fno-math-errno -fno-trapping-math"
 )
 _CHECK_FLAGS = "-DUSIM_CHECK -fsanitize=thread -nodefaultlibs"

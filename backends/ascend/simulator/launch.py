@@ -6,6 +6,7 @@ Binding and reporting only; lowering, compiling and execution are elsewhere.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import struct
@@ -252,6 +253,26 @@ def _fault(fault: dict[str, Any], signature: Signature, path: Path) -> KernelFau
     return error
 
 
+def _pointed_to(bound: dict[str, Any], arguments: tuple[Argument, ...]) -> list[tuple[str, int, int, bool]]:
+    """Memory that tables of pointers among the arguments lead to: the storages of live tensors, as (name, address, bytes).
+
+    A table holds addresses only; how far the memory behind each reaches is known to the tensor that owns it.
+    """
+    tables = [a.name for a in arguments if a.is_tensor and a.dtype == "int64"]
+    # type(), not isinstance(): asking every object for its class would wake lazy and deprecated ones.
+    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    alive = [t for t in tensors if t.layout is torch.strided and t.device.type == "cpu"]
+    spans = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in alive)}
+    passed = {t.untyped_storage().data_ptr() for t in bound.values() if isinstance(t, torch.Tensor)}
+    found: dict[int, tuple[str, int, int, bool]] = {}
+    for name in tables:
+        for index, pointer in enumerate(bound[name].reshape(-1).tolist()):
+            for base, size in spans.items():
+                if base <= pointer < base + size and base not in passed:
+                    found.setdefault(base, (f"{name}[{index}]", base, size, True))
+    return list(found.values())
+
+
 def _library_name(signatures: tuple[Signature, ...]) -> str:
     return signatures[0].symbol
 
@@ -305,6 +326,7 @@ def simulate(
         "memories": memories,
     }
     signatures = {s.symbol: s for s in prepared.translation.signatures}
+    behind_pointers = _pointed_to(bound, lowered.arguments) if prepared.translation.follows_pointers else []
     recordings: list[Recording] = []
     warnings: list[str] = []
     kept: dict[str, bytes] = {}
@@ -324,13 +346,27 @@ def simulate(
         if grid <= 0:
             continue
         result = _simulator.run(
-            library, function.symbol, signature.kind, grid, values, specs, prepared.translation.inter_block, options
+            library,
+            function.symbol,
+            signature.kind,
+            grid,
+            values,
+            specs + behind_pointers,
+            prepared.translation.inter_block,
+            options,
         )
         if "fault" in result:
             raise _fault(result["fault"], signature, path) from None
         warnings += result["warnings"]
         kept.update(result["memories"])
         recordings.append(
-            Recording(function.symbol, signature.kind, grid, tuple(s[0] for s in specs), result["recordings"], path)
+            Recording(
+                function.symbol,
+                signature.kind,
+                grid,
+                tuple(s[0] for s in specs + behind_pointers),
+                result["recordings"],
+                path,
+            )
         )
     return Report(tuple(recordings), tuple(warnings), kept)

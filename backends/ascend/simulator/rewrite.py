@@ -19,6 +19,7 @@ _LOCKSTEP = re.compile(
     r"asc_sync|asc_shfl|asc_reduce|asc_ballot|asc_activemask|asc_a[nl][yl]\(|AllReduce|coalesced_threads|laneid"
 )
 _PRINTS = re.compile(r"debug_print|printf")
+_POINTER_FROM_MEMORY = re.compile(r"\(\*\(__gm__ [\w:]+ ?\* ?\*\)\(&")
 _ATOMIC = re.compile(r"asc_set_atomic_(?!none)|asc_atomic_")
 
 
@@ -49,6 +50,7 @@ class Translation:
     uses_simd: bool
     inter_block: bool  # blocks wait for each other
     has_atomics: bool
+    follows_pointers: bool  # tensors are reached through addresses kept in other tensors
 
 
 def read_signatures(source: str) -> tuple[Signature, ...]:
@@ -140,4 +142,5 @@ def translate(source: str) -> Translation:
         uses_simd=uses_simd,
         inter_block="asc_sync_inter_" in source,
         has_atomics=bool(_ATOMIC.search(source)),
+        follows_pointers=bool(_POINTER_FROM_MEMORY.search(source)),
     )

@@ -225,6 +225,8 @@ void run_launch(Launch& launch);
 std::string describe(const Core& core);
 [[noreturn]] void raise(Core& core, const Instruction* instruction, const char* kind, std::string message,
                         std::vector<std::uint64_t> sites = {});
+// Stores the fault without leaving: what raise() does first.
+void record_fault(Core& core, const Instruction* instruction, const char* kind, std::string message, std::vector<std::uint64_t> sites);
 std::uint32_t site_of(const Core& core, const void* return_address);
 void warn(Core& core, std::string message);
 

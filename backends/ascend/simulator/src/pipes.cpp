@@ -3,6 +3,7 @@
 // seed everything is queued and a random runnable pipe or program advances next.
 #include <thread>
 
+#include "signals.hpp"
 #include "vector.hpp"
 
 namespace usim {
@@ -224,7 +225,9 @@ void finish_block(Block& block) {
 }
 
 void run_blocks(Launch& launch, std::vector<Block*>& blocks) {
+  FaultGuard guard;
   try {
+    if (sigsetjmp(guard.landing, 0) != 0) throw Stop{};  // kernel code on this stack has faulted
     if (launch.options.seeded) schedule_seeded(blocks);
     else schedule_in_order(blocks);
     for (Block* b : blocks) finish_block(*b);
@@ -254,28 +257,29 @@ void warn(Core& core, std::string message) {
   if (launch.warnings.size() < 20) launch.warnings.push_back(std::move(message));
 }
 
-void raise(Core& core, const Instruction* instruction, const char* kind, std::string message, std::vector<std::uint64_t> sites) {
+void record_fault(Core& core, const Instruction* instruction, const char* kind, std::string message, std::vector<std::uint64_t> sites) {
   Launch& launch = *core.block->launch;
-  {
-    const std::lock_guard<std::mutex> lock(launch.fault_mutex);
-    if (core.block->index < launch.fault_block.load()) {
-      launch.fault_block.store(core.block->index);
-      launch.fault = std::make_unique<Fault>();
-      Fault& f = *launch.fault;
-      f.kind = kind;
-      f.message = std::move(message);
-      f.core = core.kind == 0 ? "AIC" : core.kind == 1 ? "AIV0" : "AIV1";
-      f.block = core.block->index;
-      f.sites = std::move(sites);
-      if (instruction) {
-        f.builtin = op_name(instruction->op);
-        f.pipe = pipe_name(instruction->pipe);
-        f.sites.push_back(instruction->site);
-      } else {
-        f.sites.push_back(0);
-      }
-    }
+  const std::lock_guard<std::mutex> lock(launch.fault_mutex);
+  if (core.block->index >= launch.fault_block.load()) return;
+  launch.fault_block.store(core.block->index);
+  launch.fault = std::make_unique<Fault>();
+  Fault& f = *launch.fault;
+  f.kind = kind;
+  f.message = std::move(message);
+  f.core = core.kind == 0 ? "AIC" : core.kind == 1 ? "AIV0" : "AIV1";
+  f.block = core.block->index;
+  f.sites = std::move(sites);
+  if (instruction) {
+    f.builtin = op_name(instruction->op);
+    f.pipe = pipe_name(instruction->pipe);
+    f.sites.push_back(instruction->site);
+  } else {
+    f.sites.push_back(0);
   }
+}
+
+void raise(Core& core, const Instruction* instruction, const char* kind, std::string message, std::vector<std::uint64_t> sites) {
+  record_fault(core, instruction, kind, std::move(message), std::move(sites));
   // A program on its own stack is left where it stands; its stack is freed with the block.
   while (Fiber::running()) Fiber::yield();
   throw Stop{};

@@ -35,6 +35,7 @@ class VectorRun {
     const auto* self = reinterpret_cast<const std::uint8_t*>(this);
     return (p >= c.data() && p < c.data() + c.size()) || (p >= self && p < self + sizeof(*this));
   }
+  Op operation() const { return instruction_.op; }
   VectorWork work;
 
  private:
