@@ -6,6 +6,7 @@ TileLang, the simulator and the kernels are imported when the first problem arri
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ from unikernels.backend import Backend, Recipe
 from unikernels.scale_layouts import KGroups, ScaleFormat, Scales, is_canonical
 
 if TYPE_CHECKING:
-    from unikernels.operations import GemmProblem
+    from unikernels.operations import GemmProblem, GroupedGemmProblem
 
 #: The architecture name of Ascend 950 parts.
 NPU_ARCH = 3510
+#: Host side of the operations that have limits.
+_MODULES = {"gemm": ".kernels.gemm", "m_grouped_gemm": ".kernels.m_grouped"}
 
 
 class AscendBackend(Backend):
@@ -57,11 +60,10 @@ class AscendBackend(Backend):
         return (1, 1, 32)
 
     def why_not(self, operation: str, problem: Any) -> str | None:
-        if operation == "gemm":
-            from .kernels.gemm import why_not
-
-            return why_not(problem)
-        return None
+        if operation not in _MODULES:
+            return None
+        reason: str | None = importlib.import_module(_MODULES[operation], __package__).why_not(problem)
+        return reason
 
     def details(self) -> Mapping[str, str]:
         from .runtime.executor import EXECUTORS, chosen_name
@@ -99,6 +101,11 @@ class AscendBackend(Backend):
         from .kernels.gemm import gemm
 
         gemm(problem)
+
+    def m_grouped_gemm(self, problem: GroupedGemmProblem) -> None:
+        from .kernels.m_grouped import m_grouped_gemm
+
+        m_grouped_gemm(problem)
 
 
 @hookimpl

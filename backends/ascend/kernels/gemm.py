@@ -5,6 +5,8 @@ No TileLang here; the program is in gemm_program.py, the choice of tiles in gemm
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from unikernels.operations import GemmProblem
 from unikernels.operations.operands import Operand
 from unikernels.settings import CURRENT
@@ -29,7 +31,7 @@ def gemm(problem: GemmProblem) -> None:
     """D = C + alpha * A @ B.T."""
     executor = executor_for(problem.d)
     a, b = operands.in_one_format(executor, problem.a, problem.b)
-    variant = _variant(problem, a, b, CURRENT.num_sms or executor.num_cores())
+    variant = variant_for(a, b, problem.d, problem.c, problem.alpha, CURRENT.num_sms or executor.num_cores())
     executor.run(
         Kernel("gemm_program", variant),
         operands.stored(a),
@@ -42,15 +44,44 @@ def gemm(problem: GemmProblem) -> None:
     )
 
 
-def _variant(problem: GemmProblem, a: Operand, b: Operand, num_cores: int) -> GemmVariant:
+def variant_for(
+    a: Operand,
+    b: Operand,
+    d: Tensor,
+    c: Tensor | None,
+    alpha: float,
+    num_cores: int,
+    *,
+    rows: int | None = None,
+    copies: int = 1,
+    within: int | None = None,
+) -> GemmVariant:
+    """Return the form of one tile, shared by the dense GEMM and every grouping.
+
+    Args:
+        a, b: operands in one format.
+        rows: rows of A in each of `copies` products; all of them if None.
+        within: what the rows of a tile must divide.
+    """
     element: Element = a.kind  # type: ignore[assignment]  # why_not refused fp32
-    epilogue: Epilogue = "store" if problem.alpha == 1.0 else "scale"
-    if problem.c is not None:
-        epilogue = "accumulate" if problem.c is problem.d else "add"
+    epilogue: Epilogue = "store" if alpha == 1.0 else "scale"
+    if c is not None:
+        epilogue = "accumulate" if c is d else "add"
     is_scaled = a.scales is not None
     row_multiple = 16 if a.is_k_major and b.is_k_major else transposed_row_multiple(element)
-    out_bytes = problem.d.element_size()
-    tiles = choose(problem.m, problem.n, problem.k, element, is_scaled, out_bytes, epilogue, num_cores, row_multiple)
+    tiles = choose(
+        a.mn if rows is None else rows,
+        b.mn,
+        a.k,
+        element,
+        is_scaled,
+        d.element_size(),
+        epilogue,
+        num_cores,
+        row_multiple,
+        copies=copies,
+        within=within,
+    )
     return GemmVariant(
-        element, is_scaled, a.is_k_major, b.is_k_major, operands.OUT[problem.d.dtype], epilogue, tiles, num_cores
+        element, is_scaled, a.is_k_major, b.is_k_major, operands.OUT[d.dtype], epilogue, tiles, num_cores
     )

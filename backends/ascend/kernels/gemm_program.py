@@ -11,12 +11,12 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .gemm_steps import (
-    DTYPES,
     Matrix,
     Place,
     Source,
     elements,
     epilogue_tiles,
+    gm_types,
     multiply_tile,
     on_chip_tiles,
     store_tile,
@@ -30,7 +30,7 @@ def build(variant: GemmVariant) -> Any:
     Its arguments are always (A, B, SA, SB, C, D, alpha). Scales are int16 [ceil(K / 64), mn], or one unused word; FP4
     operands are bytes [mn, K / 2] without pitch; C is unused unless the epilogue adds, alpha if it only stores.
     """
-    a_type, b_type, sa_type, sb_type, c_type, d_type, M, N, K = _types(variant)
+    a_type, b_type, sa_type, sb_type, c_type, d_type, M, N, K = gm_types(variant)
     bm, bn, cores = variant.tiles.m, variant.tiles.n, variant.num_cores
 
     @T.prim_func
@@ -55,20 +55,3 @@ def build(variant: GemmVariant) -> Any:
                 store_tile(variant, c0, out, Matrix(C), Matrix(D), at, alpha)
 
     return gemm
-
-
-def _types(variant: GemmVariant) -> tuple[Any, ...]:
-    """Return the types of A, B, SA, SB, C, D and the symbols M, N, K."""
-    M, N, K, KP, KB = (T.dynamic(name) for name in ("M", "N", "K", "KP", "KB"))
-    lda, ldb, ldc, ldd = (T.dynamic(name) for name in ("lda", "ldb", "ldc", "ldd"))
-    element, out = DTYPES[variant.element], variant.out
-    if variant.element == "fp4":
-        K = KB * 2
-        a, b = T.Tensor((M, KB), "uint8"), T.Tensor((N, KB), "uint8")
-    else:
-        a = T.StridedTensor((M, K) if variant.a_is_k_major else (K, M), (lda, 1), element)
-        b = T.StridedTensor((N, K) if variant.b_is_k_major else (K, N), (ldb, 1), element)
-    sa = T.Tensor((KP, M) if variant.is_scaled else (1,), "int16")
-    sb = T.Tensor((KP, N) if variant.is_scaled else (1,), "int16")
-    c, d = T.StridedTensor((M, N), (ldc, 1), out), T.StridedTensor((M, N), (ldd, 1), out)
-    return a, b, sa, sb, c, d, M, N, K

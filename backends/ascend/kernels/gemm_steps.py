@@ -113,6 +113,34 @@ def epilogue_tiles(variant: GemmVariant) -> Epilogue:
     return tiles
 
 
+def gm_types(
+    variant: GemmVariant, a_groups: tuple[Any, ...] = (), b_groups: tuple[Any, ...] = (), d_groups: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
+    """Return the types of A, B, SA, SB, C, D and the symbols M, N, K.
+
+    Args:
+        a_groups, b_groups, d_groups: sizes in front of the last two; all strides but the last are free.
+    """
+    M, N, K, KP, KB = (T.dynamic(name) for name in ("M", "N", "K", "KP", "KB"))
+    if variant.element == "fp4":
+        K = KB * 2
+
+    def strided(name: str, groups: tuple[Any, ...], rows: Any, columns: Any, dtype: str) -> Any:
+        outer = tuple(T.dynamic(f"group_{name}{i}") for i in range(len(groups)))
+        return T.StridedTensor((*groups, rows, columns), (*outer, T.dynamic(f"ld{name}"), 1), dtype)
+
+    def operand(name: str, groups: tuple[Any, ...], rows: Any, is_k_major: bool) -> Any:
+        if variant.element == "fp4":
+            return T.Tensor((*groups, rows, KB), "uint8")
+        return strided(name, groups, *((rows, K) if is_k_major else (K, rows)), DTYPES[variant.element])
+
+    a, b = operand("a", a_groups, M, variant.a_is_k_major), operand("b", b_groups, N, variant.b_is_k_major)
+    sa = T.Tensor((*a_groups, KP, M) if variant.is_scaled else (1,), "int16")
+    sb = T.Tensor((*b_groups, KP, N) if variant.is_scaled else (1,), "int16")
+    c, d = (strided(name, d_groups, M, N, variant.out) for name in "cd")
+    return a, b, sa, sb, c, d, M, N, K
+
+
 def elements(variant: GemmVariant, operand: Any, *shape: Any) -> Any:
     """Return an operand in GM as elements: FP4 arrives as bytes, because torch tensors count those."""
     return T.view(operand, shape, dtype=DTYPES["fp4"]) if variant.element == "fp4" else operand

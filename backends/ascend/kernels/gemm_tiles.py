@@ -56,10 +56,10 @@ def _candidates(element: Element) -> list[Tiles]:
     return found
 
 
-def cost(tiles: Tiles, m: int, n: int, k: int, element: Element, num_cores: int) -> float:
+def cost(tiles: Tiles, m: int, n: int, k: int, element: Element, num_cores: int, copies: int = 1) -> float:
     """Return core cycles of the busiest core: the slower of loading and multiplying, plus storing, per tile."""
     bits = ELEMENT_BITS[element]
-    rounds = -(-(-(-m // tiles.m) * -(-n // tiles.n)) // num_cores)
+    rounds = -(-(copies * -(-m // tiles.m) * -(-n // tiles.n)) // num_cores)
     loading = (min(tiles.m, m) + min(tiles.n, n)) * k * bits / 8 / _GM_BYTES_PER_CYCLE
     multiplying = tiles.m * tiles.n * k * bits / _MAC_BITS_PER_CYCLE
     storing = min(tiles.m, m) * min(tiles.n, n) * 4 / _STORE_BYTES_PER_CYCLE
@@ -76,17 +76,22 @@ def choose(
     epilogue: Epilogue,
     num_cores: int,
     row_multiple: int = 16,
+    copies: int = 1,
+    within: int | None = None,
 ) -> Tiles:
     """Return the cheapest tile sizes that fit; the smallest of equally cheap ones.
 
     Args:
         row_multiple: what tile rows must be a multiple of; see `transposed_row_multiple`.
+        copies: products of this shape that are computed together (groups, batch entries).
+        within: what the rows of A in a tile must divide; None allows any.
     """
     usable = [
         one
         for one in _candidates(element)
         if one.m % row_multiple == 0
         and one.n % row_multiple == 0
+        and (within is None or within % one.m == 0)
         and fits(one, element, is_scaled, out_bytes, epilogue)
     ]
-    return min(usable, key=lambda one: (cost(one, m, n, k, element, num_cores), one.m * one.n))
+    return min(usable, key=lambda one: (cost(one, m, n, k, element, num_cores, copies), one.m * one.n))

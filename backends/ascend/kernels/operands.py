@@ -23,21 +23,27 @@ from .expand_fp4 import expand_fp4
 OUT = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
-def why_not(name: str, operand: Operand) -> str | None:
-    """Return what no kernel can read about an operand, else None."""
+def why_not(
+    name: str, operand: Operand, rows: GroupLayout | None = None, columns: KGroupLayout | None = None
+) -> str | None:
+    """Return what no kernel can read about an operand, else None.
+
+    Args:
+        rows, columns: groups along the rows and along K; scales that belong to none may hold anything.
+    """
     if operand.kind not in ("bf16", "fp8", "fp4"):
         return f"it has no {operand.kind} kernel (operand {name})"
     if operand.kind == "fp4" and operand.scales is None:
         return f"its fp4 kernels need block scales (operand {name})"
-    return _scales_reason(name, operand)
+    return _scales_reason(name, operand, rows, columns)
 
 
-def _scales_reason(name: str, operand: Operand) -> str | None:
+def _scales_reason(name: str, operand: Operand, rows: GroupLayout | None, columns: KGroupLayout | None) -> str | None:
     """Scales are multiplied as powers of two; values are read where that waits for no device."""
     given = operand.scales
     if given is None or given.format is not ScaleFormat.FP32 or not given.data.is_cpu:
         return None
-    if is_power_of_two(given):
+    if is_power_of_two(given) or is_power_of_two(scales.without_gaps(given, rows, columns)):
         return None
     return (
         f"it multiplies by powers of two (UE8M0 scales), and the float32 scales of {name} hold other values; quantise "

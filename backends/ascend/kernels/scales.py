@@ -90,7 +90,7 @@ def scale_words(
         1 if columns is None else columns.alignment,
     )
     if words.is_cpu and is_bad.item():
-        _refuse(scales, rows, columns if masks_k else None, name)
+        _refuse(scales, rows, columns, name)
     return words if scales.data.dim() == 3 else words[0]
 
 
@@ -144,14 +144,19 @@ def _stored(data: Tensor) -> tuple[Tensor, bool]:
 
 def _refuse(scales: Scales, rows: GroupLayout | None, columns: KGroupLayout | None, name: str) -> None:
     """Raise the error that names the first bad scale a kernel has read."""
+    convert_scales(without_gaps(scales, rows, columns), ScaleFormat.UE8M0X2_INT16, name=name)
+    raise AssertionError("the kernel refused scales that are powers of two")
+
+
+def without_gaps(scales: Scales, rows: GroupLayout | None, columns: KGroupLayout | None) -> Scales:
+    """Return float32 scales where those that belong to no group are 1; `rows` need one scale per row."""
     data = scales.data.clone()
     if rows is not None:
         data[~_valid_rows(rows, scales.mn)] = 1.0
-    if columns is not None:
+    if columns is not None and columns.kind == "psum":
         valid = psum_valid_rows(columns.tensor, scales.k, columns.alignment)
         data[..., ~valid[:: scales.gran_k]] = 1.0
-    convert_scales(replace(scales, data=data), ScaleFormat.UE8M0X2_INT16, name=name)
-    raise AssertionError("the kernel refused scales that are powers of two")
+    return replace(scales, data=data)
 
 
 def _valid_rows(rows: GroupLayout, mn: int) -> Tensor:

@@ -8,25 +8,6 @@ import torch
 import unikernels as uk
 from unikernels.backends.ascend.kernels import gemm_tiles
 from unikernels.errors import UnsupportedOperationError
-from unikernels.operations.gemm import E2M1_VALUES
-from unikernels.utils import transpose_packed_fp4
-
-_CODES = {value: code for code, value in enumerate(E2M1_VALUES) if code != 8}
-
-
-def _quantised(values, kind, k_major, generator):
-    """Data of integers in -3..3 in a kind and major, random int16 scales, and the float32 values of both."""
-    rows, k = values.shape
-    exponents = torch.randint(125, 130, (rows, -(-k // 64) * 2), generator=generator).to(torch.uint8)
-    exponents[:, -(-k // 32) :] = 0  # a missing last block (contract 2.4)
-    scaled = values * torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)[:, :k]
-    words = exponents.view(torch.int16).mT.contiguous().mT
-    if kind == "fp8":
-        data = values.to(torch.float8_e4m3fn)
-        return (data if k_major else data.mT.contiguous().mT), words, scaled
-    codes = torch.tensor([_CODES[float(x)] for x in values.flatten()], dtype=torch.uint8).view(rows, k)
-    data = (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int8)
-    return (data if k_major else transpose_packed_fp4(data).mT), words, scaled
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
@@ -49,12 +30,12 @@ def test_bf16_is_exact(ascend, small_integers, layout):
         (("fp4", "fp4"), (False, False)),
     ],
 )
-def test_scaled_operands_are_exact(ascend, small_integers, kinds, majors):
+def test_scaled_operands_are_exact(ascend, small_integers, quantised, kinds, majors):
     generator = torch.Generator().manual_seed(2)
     for m, n, k in ((34, 66, 200), (4, 6, 34), (66, 300, 832)):
         left, right = small_integers(m, k), small_integers(n, k)
-        a, sfa, a_values = _quantised(left, kinds[0], majors[0], generator)
-        b, sfb, b_values = _quantised(right, kinds[1], majors[1], generator)
+        a, sfa, a_values = quantised(left, kinds[0], majors[0], generator)
+        b, sfb, b_values = quantised(right, kinds[1], majors[1], generator)
         d = torch.empty(m, n, dtype=torch.bfloat16)
         uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
         assert torch.equal(d, (a_values @ b_values.T).bfloat16()), (m, n, k)
@@ -126,7 +107,7 @@ def test_simulated_reports_are_collected(ascend, small_integers):
 @pytest.mark.slow
 @pytest.mark.parametrize("element", ["bf16", "fp8", "fp4"])
 @pytest.mark.parametrize("shape", gemm_tiles._SHAPES)
-def test_every_tile_shape_is_exact(ascend, small_integers, monkeypatch, element, shape):
+def test_every_tile_shape_is_exact(ascend, small_integers, quantised, monkeypatch, element, shape):
     """Small problems choose short tiles by themselves; here each candidate runs, over several rounds and K steps."""
     monkeypatch.setattr(gemm_tiles, "_SHAPES", (shape,))
     uk.set_num_sms(2)
@@ -138,7 +119,7 @@ def test_every_tile_shape_is_exact(ascend, small_integers, monkeypatch, element,
         assert torch.equal(d, left @ right.T)
         return
     generator = torch.Generator().manual_seed(3)
-    a, sfa, a_values = _quantised(left, element, True, generator)
-    b, sfb, b_values = _quantised(right, element, True, generator)
+    a, sfa, a_values = quantised(left, element, True, generator)
+    b, sfb, b_values = quantised(right, element, True, generator)
     uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
     assert torch.equal(d, a_values @ b_values.T)

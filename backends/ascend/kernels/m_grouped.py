@@ -1,0 +1,65 @@
+"""GEMM grouped along M on Ascend, host side: which kernel variant a problem needs.
+
+No TileLang here; the program is in m_grouped_program.py. Layout tensors are read by kernels only, never on the host.
+"""
+
+from __future__ import annotations
+
+from unikernels.operations import GroupedGemmProblem
+from unikernels.settings import CURRENT
+
+from ..runtime.executor import executor_for
+from ..runtime.kernel import Kernel
+from . import operands
+from .gemm import variant_for
+from .m_grouped_variant import MGroupedVariant
+from .zero_gaps_variant import ZeroGapsVariant
+
+
+def why_not(problem: GroupedGemmProblem) -> str | None:
+    """Return what this version has no kernel for, else None."""
+    if problem.epilogue is not None:
+        return f"it has no kernel with the epilogue {type(problem.epilogue).__name__}; Identity and Alpha work"
+    return operands.why_not("a", problem.a, problem.layout) or operands.why_not("b", problem.b)
+
+
+def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
+    """D[row] = alpha * A[row] @ B[group of row].T."""
+    executor, layout = executor_for(problem.d), problem.layout
+    num_cores = CURRENT.num_sms or executor.num_cores()
+    a, b = operands.in_one_format(executor, problem.a, problem.b)
+    d = operands.unit_rows(problem.d)
+    gemm = variant_for(
+        a,
+        b,
+        d,
+        None,
+        problem.alpha,
+        num_cores,
+        rows=_rows_per_group(problem),
+        copies=problem.num_groups,
+        within=layout.alignment,
+    )
+    executor.run(
+        Kernel("m_grouped_program", MGroupedVariant(gemm, layout.kind, layout.alignment)),
+        operands.stored(a),
+        operands.stored(b),
+        operands.scale_words(executor, a, layout),
+        operands.scale_words(executor, b),
+        d,
+        layout.tensor,
+        problem.alpha,
+    )
+    if layout.kind == "psum" and layout.ensure_zero_padding:
+        variant = ZeroGapsVariant(gemm.out, layout.alignment, block=8192, num_cores=2 * num_cores)
+        executor.run(Kernel("zero_gaps_program", variant), d, layout.tensor)
+
+
+def _rows_per_group(problem: GroupedGemmProblem) -> int:
+    """Return a guess at the rows of a group: what the caller expects, or an equal share."""
+    layout = problem.layout
+    if layout.expected_m:
+        return layout.expected_m
+    if layout.kind == "masked":
+        return problem.a.mn
+    return -(-problem.a.mn // problem.num_groups)

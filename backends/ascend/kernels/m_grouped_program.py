@@ -1,0 +1,101 @@
+"""The TileLang program of the GEMM grouped along M: a walk for labelled rows, and one for groups that say how long they are.
+
+Importing this module imports TileLang. All steps of a tile are in gemm_steps.py.
+"""
+
+# mypy: ignore-errors
+# TileLang rewrites these functions from their source: annotations are tensor types, assignments declare buffers.
+
+from typing import Any
+
+import tilelang.ascend.language as T
+
+from .gemm_steps import (
+    Matrix,
+    Place,
+    Source,
+    elements,
+    epilogue_tiles,
+    gm_types,
+    multiply_tile,
+    on_chip_tiles,
+    store_tile,
+)
+from .m_grouped_variant import MGroupedVariant
+
+
+def build(variant: MGroupedVariant) -> Any:
+    """Return the prim_func of a variant: D[row] = [alpha *] A[row] @ B[group of row].T, dynamic in all sizes.
+
+    Its arguments are always (A, B, SA, SB, D, layout, alpha): A and D [M, ..], or [G, M, ..] for the masked layout; B
+    [G, ..]; scales as in the dense program, with the same leading sizes. Tiles lie within aligned groups and are stored
+    whole: rows behind a group's end, up to the next aligned start, receive products of whatever A holds there.
+    """
+    gemm = variant.gemm
+    G = T.dynamic("G")
+    slabs = (G,) if variant.layout == "masked" else ()
+    a_type, b_type, sa_type, sb_type, _, d_type, M, N, K = gm_types(gemm, slabs, (G,), slabs)
+    layout_type = T.Tensor((M,) if variant.layout == "index" else (G,), "int32")
+    bm, bn, cores = gemm.tiles.m, gemm.tiles.n, gemm.num_cores
+    alignment = variant.alignment
+
+    @T.prim_func
+    def m_grouped_gemm(
+        A: a_type, B: b_type, SA: sa_type, SB: sb_type, D: d_type, layout: layout_type, alpha: T.float32
+    ):
+        with T.Kernel(cores) as core:
+            a = elements(gemm, A, *slabs, M, K)
+            b = elements(gemm, B, G, N, K)
+            tiles = on_chip_tiles(gemm)
+            c0 = T.alloc_l0c((bm, bn), "float32")
+            out = epilogue_tiles(gemm)
+            columns = T.ceildiv(N, bn)
+            if variant.layout == "index":
+                for step in range(T.ceildiv(T.ceildiv(M, bm) * columns - core, cores)):
+                    m = T.alloc_var("int32")
+                    n = T.alloc_var("int32")
+                    g = T.alloc_var("int32")
+                    m = (step * cores + core) // columns * bm
+                    n = (step * cores + core) % columns * bn
+                    T.assume(m >= 0 and m < M)
+                    T.assume(n >= 0 and n < N)
+                    # Padding rows may stand between a group's rows, but not in front of them.
+                    g = layout[m // alignment * alignment]
+                    if g >= 0 and g < G:
+                        T.assume(g >= 0 and g < G)
+                        at = Place(m, n, 0, K)
+                        source = Source(Matrix(a), Matrix(b, (g,)), Matrix(SA), Matrix(SB, (g,)))
+                        multiply_tile(gemm, tiles, c0, source, at)
+                        store_tile(gemm, c0, out, Matrix(D), Matrix(D), at, alpha)
+            else:
+                turn = T.alloc_var("int32")  # core that takes the next tile
+                stop = T.alloc_var("int32")
+                turn = 0
+                stop = 0
+                for g in range(G):
+                    start = T.alloc_var("int32")
+                    count = T.alloc_var("int32")
+                    if variant.layout == "psum":
+                        start = T.ceildiv(stop, alignment) * alignment
+                        stop = T.max(start, T.min(layout[g], M))
+                    else:
+                        start = 0
+                        stop = T.min(layout[g], M)
+                    count = T.ceildiv(stop - start, bm) * columns
+                    first = T.alloc_var("int32")
+                    first = (core + cores - turn) % cores
+                    for step in range(T.ceildiv(count - first, cores)):
+                        m = T.alloc_var("int32")
+                        n = T.alloc_var("int32")
+                        m = start + (step * cores + first) // columns * bm
+                        n = (step * cores + first) % columns * bn
+                        T.assume(m >= 0 and m < M)
+                        T.assume(n >= 0 and n < N)
+                        at = Place(m, n, 0, K)
+                        slab = (g,) if variant.layout == "masked" else ()
+                        source = Source(Matrix(a, slab), Matrix(b, (g,)), Matrix(SA, slab), Matrix(SB, (g,)))
+                        multiply_tile(gemm, tiles, c0, source, at)
+                        store_tile(gemm, c0, out, Matrix(D, slab), Matrix(D, slab), at, alpha)
+                    turn = (turn + count) % cores
+
+    return m_grouped_gemm
