@@ -14,6 +14,7 @@ from .gemm_steps import (
     Matrix,
     Place,
     Source,
+    banded,
     elements,
     epilogue_tiles,
     gm_types,
@@ -42,16 +43,18 @@ def build(variant: GemmVariant) -> Any:
             tiles = on_chip_tiles(variant)
             c0 = T.alloc_l0c((bm, bn), "float32")
             out = epilogue_tiles(variant)
+            rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
-            for step in range(T.ceildiv(T.ceildiv(M, bm) * columns - core, cores)):
+            for step in range(T.ceildiv(rows * columns - core, cores)):
+                row, column = banded(step * cores + core, rows, columns)
                 m = T.alloc_var("int32")
                 n = T.alloc_var("int32")
-                m = (step * cores + core) // columns * bm
-                n = (step * cores + core) % columns * bn
+                m = row * bm
+                n = column * bn
                 T.assume(m >= 0 and m < M)
                 T.assume(n >= 0 and n < N)
                 at = Place(m, n, 0, K)
-                multiply_tile(variant, tiles, c0, source, at)
+                multiply_tile(variant, tiles, c0, source, Matrix(D), at)
                 store_tile(variant, c0, out, Matrix(C), Matrix(D), at, alpha)
 
     return gemm

@@ -12,9 +12,10 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .gemm_variant import PAIR, STREAMED_VERSIONS, GemmVariant
+from .gemm_variant import FRACTAL, PAIR, STREAMED_VERSIONS, GemmVariant
 
 THREADS = 256
+BAND = 8  # tiles of M that cores work on side by side, so that they share tiles of B in L2
 DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn"}
 
 
@@ -74,6 +75,28 @@ class Epilogue:
     product: Any = None
     result: Any = None
     addend: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """How many rows of a tile the cube reads: `size`, or fewer where a variable says so."""
+
+    size: int
+    present: Any = None
+
+    @property
+    def all(self) -> slice:
+        """The rows as a slice whose bound the compiler can prove."""
+        whole = self.present is None or self.size == FRACTAL
+        return slice(None) if whole else slice(0, T.min(self.present, self.size))
+
+
+@dataclass(frozen=True, eq=False)
+class Used:
+    """The part of a tile of D that the cube works on."""
+
+    m: Extent
+    n: Extent
 
 
 @T.macro
@@ -147,8 +170,24 @@ def elements(variant: GemmVariant, operand: Any, *shape: Any) -> Any:
 
 
 @T.macro
-def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, at: Place) -> None:
-    """c0 = the product of the tile at `at`.
+def banded(index: Any, rows: Any, columns: Any) -> tuple[Any, Any]:
+    """Return row and column of the index-th of rows x columns tiles: down a band of `BAND` rows, then the next column."""
+    row = T.alloc_var("int32")
+    column = T.alloc_var("int32")
+    band = T.alloc_var("int32")
+    place = T.alloc_var("int32")
+    height = T.alloc_var("int32")
+    band = index // (BAND * columns) * BAND
+    place = index % (BAND * columns)
+    height = T.min(rows - band, BAND)
+    row = band + place % height
+    column = place // height
+    return row, column
+
+
+@T.macro
+def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, D: Matrix, at: Place) -> None:
+    """c0 = the product of the tile of D at `at`.
 
     Operands keep their stored shape in L1; the copy to L0 transposes where K is not contiguous, so that the
     multiplication is always NT. Scale tiles have no filling with zeros: the multiplication of scaled operands runs over
@@ -156,13 +195,29 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
     """
     bk, step_k = variant.tiles.k, variant.tiles.k_step
     step_pairs = step_k // PAIR
+    used = Used(Extent(variant.tiles.m), Extent(variant.tiles.n))
+    if variant.trims_tiles:
+        rows = T.alloc_var("int32")
+        columns = T.alloc_var("int32")
+        rows = _trimmed(D, -2, at.m)
+        columns = _trimmed(D, -1, at.n)
+        used = Used(Extent(variant.tiles.m, rows), Extent(variant.tiles.n, columns))
     for outer in T.Pipelined(T.ceildiv(at.k_stop - at.k_start, bk), num_stages=2):
         with T.Task():
             _load(variant, tiles, source, at, at.k_start + outer * bk)
         pairs = T.min(T.ceildiv(at.k_stop - at.k_start - outer * bk, PAIR), bk // PAIR)
         for inner in T.Pipelined(T.ceildiv(pairs, step_pairs), num_stages=2):
             valid = T.min(T.ceildiv(at.k_stop - at.k_start - outer * bk, PAIR) - inner * step_pairs, step_pairs)
-            _multiply(variant, tiles, c0, inner, valid, outer == 0 and inner == 0)
+            _multiply(
+                variant,
+                tiles,
+                c0,
+                used,
+                inner,
+                valid,
+                outer + inner == 0,
+                _unit_flag(variant, at.k_start + outer * bk + (inner + 1) * step_k >= at.k_stop),
+            )
 
 
 @T.macro
@@ -170,7 +225,10 @@ def store_tile(variant: GemmVariant, c0: Any, tiles: Epilogue, C: Matrix, D: Mat
     """D = [C +] [alpha *] c0 for the tile at `at`; C is looked at only if the epilogue adds it."""
     bm, bn, epilogue = variant.tiles.m, variant.tiles.n, variant.epilogue
     if epilogue == "store":
-        T.copy(c0, D.block(at.m, bm, at.n, bn))
+        rows, columns = bm, bn
+        if variant.trims_tiles:
+            rows, columns = T.min(_trimmed(D, -2, at.m), bm), T.min(_trimmed(D, -1, at.n), bn)
+        T.copy(c0[:rows, :columns], D.block(at.m, rows, at.n, columns), **_unit_flag(variant, True))
     else:
         T.dual_copy(c0, tiles.product)
         if epilogue == "add":
@@ -199,34 +257,56 @@ def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any
         T.copy(source.sb.block(k // PAIR, bk // PAIR, at.n, bn), tiles.sb1, transpose=True)
 
 
+def _trimmed(D: Matrix, axis: int, start: Any) -> Any:
+    """Return how many rows (axis -2) or columns of D there are from `start` on, in whole fractals."""
+    return T.ceildiv(D.buffer.shape[axis] - start, FRACTAL) * FRACTAL
+
+
+def _unit_flag(variant: GemmVariant, is_last: Any) -> dict[str, Any]:
+    """Return the unit flag of a multiply or store: 3 on the last one of a tile, which hands it over part by part."""
+    if not variant.trims_tiles:
+        return {}
+    return {"unit_flag_ctrl": 3 if is_last is True else T.if_then_else(is_last, 3, 2)}
+
+
 @T.macro
-def _stage(tile: Any, staged: Any, is_k_major: bool, k: Any, width: Any) -> None:
+def _stage(tile: Any, staged: Any, is_k_major: bool, rows: Extent, k: Any, width: Any) -> None:
     """L1 -> L0: `width` columns of K from `k` on."""
     if is_k_major:
-        T.copy(tile[:, k : k + width], staged[:, :width])
+        T.copy(tile[rows.all, k : k + width], staged[rows.all, :width])
     else:
-        T.copy(tile[k : k + width, :], staged[:, :width], transpose=True)
+        T.copy(tile[k : k + width, rows.all], staged[rows.all, :width], transpose=True)
 
 
 @T.macro
-def _multiply(variant: GemmVariant, tiles: OnChip, c0: Any, inner: Any, valid_pairs: Any, is_first: Any) -> None:
+def _multiply(
+    variant: GemmVariant, tiles: OnChip, c0: Any, used: Used, inner: Any, valid_pairs: Any, is_first: Any, flag: Any
+) -> None:
     """L1 -> L0 and c0 (+)= a0 @ b0.T for one step along K."""
     step = variant.tiles.k_step
     pairs = step // PAIR
     width = valid_pairs * PAIR if variant.is_scaled else step
-    _stage(tiles.a1, tiles.a0, variant.a_is_k_major, inner * step, width)
-    _stage(tiles.b1, tiles.b0, variant.b_is_k_major, inner * step, width)
+    _stage(tiles.a1, tiles.a0, variant.a_is_k_major, used.m, inner * step, width)
+    _stage(tiles.b1, tiles.b0, variant.b_is_k_major, used.n, inner * step, width)
     if variant.is_scaled:
-        T.copy(tiles.sa1[:, inner * pairs : inner * pairs + valid_pairs], tiles.sa0[:, :valid_pairs])
-        T.copy(tiles.sb1[:, inner * pairs : inner * pairs + valid_pairs], tiles.sb0[:, :valid_pairs])
+        T.copy(tiles.sa1[used.m.all, inner * pairs : inner * pairs + valid_pairs], tiles.sa0[used.m.all, :valid_pairs])
+        T.copy(tiles.sb1[used.n.all, inner * pairs : inner * pairs + valid_pairs], tiles.sb0[used.n.all, :valid_pairs])
         T.gemm_blockscaled(
-            tiles.a0[:, :width],
-            tiles.b0[:, :width],
-            c0,
-            tiles.sa0[:, :valid_pairs],
-            tiles.sb0[:, :valid_pairs],
+            tiles.a0[used.m.all, :width],
+            tiles.b0[used.n.all, :width],
+            c0[used.m.all, used.n.all],
+            tiles.sa0[used.m.all, :valid_pairs],
+            tiles.sb0[used.n.all, :valid_pairs],
             transpose_B=True,
             clear_accum=is_first,
+            **flag,
         )
     else:
-        T.gemm(tiles.a0, tiles.b0, c0, transpose_B=True, clear_accum=is_first)
+        T.gemm(
+            tiles.a0[used.m.all, :],
+            tiles.b0[used.n.all, :],
+            c0[used.m.all, used.n.all],
+            transpose_B=True,
+            clear_accum=is_first,
+            **flag,
+        )

@@ -11,6 +11,8 @@ Epilogue = Literal["store", "scale", "add", "accumulate"]
 
 #: K elements of one int16 scale word: two blocks of 32.
 PAIR = 64
+#: Rows and columns of a fractal, the unit in which the cube works on a tile.
+FRACTAL = 16
 #: Buffer versions of everything that is streamed; the accumulator and what follows it have one.
 STREAMED_VERSIONS = 2
 ELEMENT_BITS: dict[Element, int] = {"bf16": 16, "fp8": 8, "fp4": 4}
@@ -59,3 +61,12 @@ class GemmVariant:
     def adds(self) -> bool:
         """Whether the epilogue reads an addend."""
         return self.epilogue in ("add", "accumulate")
+
+    @property
+    def trims_tiles(self) -> bool:
+        """Whether the cube works on the rows that exist (in 16s) only, which lets the store follow it by unit flags.
+
+        Unit flags stand per fractal, and a store clears those it copies: the cube must not set others. An 8-bit operand
+        that is not K-major is transposed 32 rows at a time and cannot be trimmed to 16.
+        """
+        return self.epilogue == "store" and (self.element == "bf16" or (self.a_is_k_major and self.b_is_k_major))
