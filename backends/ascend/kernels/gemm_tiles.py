@@ -5,17 +5,30 @@ The costs are a coarse model for choosing between tiles, not a prediction of run
 
 from __future__ import annotations
 
+import functools
+
 from .gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, Element, Epilogue, Tiles
 
 #: Bytes of the on-chip memories of one cube core and, for UB, of one vector core beside its SIMT data cache.
 CAPACITY = {"L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 256 * 1024, "UB": 216 * 1024}
 
-_SHAPES = ((128, 256), (256, 128), (128, 128), (64, 256), (32, 256), (16, 256))
-_K_BYTES = {"L1": 512, "L0": 128}  # contiguous bytes along K of one step, for K-major operands
+_SHAPES = ((256, 256), (128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64), (32, 256), (16, 256))
+_SIDES = tuple(range(16, 257, 16))
+_STEP_BYTES = 128  # along K per L1 -> L0 step: two versions of 256 rows fill L0
+_DEPTHS = (256, 512, 768, 1024, 2048)  # bytes along K per GM -> L1 step; small tiles need deep ones to hide the latency
+_USUAL_DEPTH = 512
+_WORTH_SEARCHING = (
+    8000  # cycles from which any tile is considered; below, the usual few keep the number of kernels small
+)
+
+# What the costs below assume of one core, and of all cores together.
 _GM_BYTES_PER_CYCLE = 100
+_GM_LATENCY = 800
+_GM_SHARED_BYTES_PER_CYCLE = 2100
+_L1_BYTES_PER_CYCLE = 256
 _MAC_BITS_PER_CYCLE = 16 * 16 * 16 * 16  # 4096 MAC of 16 bits; half the bits, twice the MAC
 _STORE_BYTES_PER_CYCLE = 128
-_TILE_CYCLES = 600  # filling and draining the pipes once per tile
+_TILE_CYCLES = 200  # what filling and draining the pipes leaves exposed per tile
 
 
 def footprint(tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue) -> dict[str, int]:
@@ -45,27 +58,41 @@ def transposed_row_multiple(element: Element) -> int:
     return max(16, 32 * 8 // ELEMENT_BITS[element])
 
 
-def _candidates(element: Element) -> list[Tiles]:
+def candidates(element: Element, row_multiple: int = 16) -> list[Tiles]:
+    """Return all tile sizes that may be worth trying."""
+    return _tiles(element, row_multiple, tuple((m, n) for m in _SIDES for n in _SIDES), _DEPTHS)
+
+
+def _tiles(
+    element: Element, row_multiple: int, shapes: tuple[tuple[int, int], ...], depths: tuple[int, ...]
+) -> list[Tiles]:
     bits = ELEMENT_BITS[element]
-    found = []
-    for m, n in _SHAPES:
-        step = _K_BYTES["L0"] * 8 // bits
-        while STREAMED_VERSIONS * max(m, n) * step * bits // 8 > CAPACITY["L0A"]:
-            step //= 2
-        found.append(Tiles(m, n, _K_BYTES["L1"] * 8 // bits, step))
-    return found
+    return [
+        Tiles(m, n, depth * 8 // bits, _STEP_BYTES * 8 // bits)
+        for m, n in shapes
+        if m % row_multiple == n % row_multiple == 0
+        for depth in depths
+    ]
 
 
 def cost(tiles: Tiles, m: int, n: int, k: int, element: Element, num_cores: int, copies: int = 1) -> float:
-    """Return core cycles of the busiest core: the slower of loading and multiplying, plus storing, per tile."""
+    """Return cycles of the busiest core, no less than what all cores together need to read the operands once."""
     bits = ELEMENT_BITS[element]
+    rows, columns = min(tiles.m, -(-m // 16) * 16), min(tiles.n, -(-n // 16) * 16)
+    depth = min(tiles.k, k)
+    loading = (rows + columns) * depth * bits / 8 / _GM_BYTES_PER_CYCLE
+    staging = (rows + columns) * depth * bits / 8 / _L1_BYTES_PER_CYCLE
+    multiplying = max(rows * columns * depth * bits / _MAC_BITS_PER_CYCLE, staging)
+    # Two L1 versions: a load starts when the step before the last has been used up.
+    step = max(loading, multiplying, (loading + multiplying + _GM_LATENCY) / 2)
+    storing = rows * columns * 2 / _STORE_BYTES_PER_CYCLE
     rounds = -(-(copies * -(-m // tiles.m) * -(-n // tiles.n)) // num_cores)
-    loading = (min(tiles.m, m) + min(tiles.n, n)) * k * bits / 8 / _GM_BYTES_PER_CYCLE
-    multiplying = tiles.m * tiles.n * k * bits / _MAC_BITS_PER_CYCLE
-    storing = min(tiles.m, m) * min(tiles.n, n) * 4 / _STORE_BYTES_PER_CYCLE
-    return rounds * (max(loading, multiplying) + storing + _TILE_CYCLES)
+    one = max(-(-k // tiles.k) * step, storing) + _TILE_CYCLES
+    shared = copies * (m + n) * k * bits / 8 / _GM_SHARED_BYTES_PER_CYCLE
+    return max(rounds * one, shared) + loading + storing + _GM_LATENCY
 
 
+@functools.lru_cache(maxsize=4096)
 def choose(
     m: int,
     n: int,
@@ -81,17 +108,25 @@ def choose(
 ) -> Tiles:
     """Return the cheapest tile sizes that fit; the smallest of equally cheap ones.
 
+    M counts as the next power of two, so that a kernel serves many M. No choice depends on how K is stepped through
+    within a tile: that is the same for all tiles of an element format, so that a row of D does not depend on M.
+
     Args:
         row_multiple: what tile rows must be a multiple of; see `transposed_row_multiple`.
         copies: products of this shape that are computed together (groups, batch entries).
         within: what the rows of A in a tile must divide; None allows any.
     """
-    usable = [
-        one
-        for one in _candidates(element)
-        if one.m % row_multiple == 0
-        and one.n % row_multiple == 0
-        and (within is None or within % one.m == 0)
-        and fits(one, element, is_scaled, out_bytes, epilogue)
-    ]
-    return min(usable, key=lambda one: (cost(one, m, n, k, element, num_cores, copies), one.m * one.n))
+    m = max(16, 1 << (m - 1).bit_length())
+
+    def cheapest(tiles: list[Tiles]) -> tuple[float, int, Tiles]:
+        usable = [
+            one
+            for one in tiles
+            if (within is None or within % one.m == 0) and fits(one, element, is_scaled, out_bytes, epilogue)
+        ]
+        return min((cost(one, m, n, k, element, num_cores, copies), one.m * one.n, one) for one in usable)
+
+    usual = cheapest(_tiles(element, row_multiple, _SHAPES, (_USUAL_DEPTH, _USUAL_DEPTH // 2)))
+    if usual[0] < _WORTH_SEARCHING:
+        return usual[2]
+    return min(usual, cheapest(candidates(element, row_multiple)))[2]

@@ -18,7 +18,7 @@ STREAMED_VERSIONS = 2
 ELEMENT_BITS: dict[Element, int] = {"bf16": 16, "fp8": 8, "fp4": 4}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Tiles:
     """Tile sizes of one cube core.
 

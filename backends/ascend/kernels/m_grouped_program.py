@@ -14,6 +14,7 @@ from .gemm_steps import (
     Matrix,
     Place,
     Source,
+    banded,
     elements,
     epilogue_tiles,
     gm_types,
@@ -52,11 +53,12 @@ def build(variant: MGroupedVariant) -> Any:
             columns = T.ceildiv(N, bn)
             if variant.layout == "index":
                 for step in range(T.ceildiv(T.ceildiv(M, bm) * columns - core, cores)):
+                    row, column = banded(step * cores + core, T.ceildiv(M, bm), columns)
                     m = T.alloc_var("int32")
                     n = T.alloc_var("int32")
                     g = T.alloc_var("int32")
-                    m = (step * cores + core) // columns * bm
-                    n = (step * cores + core) % columns * bn
+                    m = row * bm
+                    n = column * bn
                     T.assume(m >= 0 and m < M)
                     T.assume(n >= 0 and n < N)
                     # Padding rows may stand between a group's rows, but not in front of them.
@@ -65,7 +67,7 @@ def build(variant: MGroupedVariant) -> Any:
                         T.assume(g >= 0 and g < G)
                         at = Place(m, n, 0, K)
                         source = Source(Matrix(a), Matrix(b, (g,)), Matrix(SA), Matrix(SB, (g,)))
-                        multiply_tile(gemm, tiles, c0, source, at)
+                        multiply_tile(gemm, tiles, c0, source, Matrix(D), at)
                         store_tile(gemm, c0, out, Matrix(D), Matrix(D), at, alpha)
             else:
                 turn = T.alloc_var("int32")  # core that takes the next tile
@@ -85,16 +87,17 @@ def build(variant: MGroupedVariant) -> Any:
                     first = T.alloc_var("int32")
                     first = (core + cores - turn) % cores
                     for step in range(T.ceildiv(count - first, cores)):
+                        row, column = banded(step * cores + first, T.ceildiv(stop - start, bm), columns)
                         m = T.alloc_var("int32")
                         n = T.alloc_var("int32")
-                        m = start + (step * cores + first) // columns * bm
-                        n = (step * cores + first) % columns * bn
+                        m = start + row * bm
+                        n = column * bn
                         T.assume(m >= 0 and m < M)
                         T.assume(n >= 0 and n < N)
                         at = Place(m, n, 0, K)
                         slab = (g,) if variant.layout == "masked" else ()
                         source = Source(Matrix(a, slab), Matrix(b, (g,)), Matrix(SA, slab), Matrix(SB, (g,)))
-                        multiply_tile(gemm, tiles, c0, source, at)
+                        multiply_tile(gemm, tiles, c0, source, Matrix(D, slab), at)
                         store_tile(gemm, c0, out, Matrix(D, slab), Matrix(D, slab), at, alpha)
                     turn = (turn + count) % cores
 
