@@ -20,10 +20,10 @@ demo: $(INSTALLED)  ## run the example model and the parity table; writes demo_o
 	$(BIN)/unikernels parity --html demo_output/parity.html --json demo_output/parity.json --picture demo_output/parity.png
 
 test: $(INSTALLED)  ## run the default tests
-	$(BIN)/pytest -q --require-backends cpu,reference
+	$(BIN)/pytest -q --require-backends cpu,reference,ascend
 
 test-all: $(INSTALLED)  ## run all tests, the slow ones included
-	$(BIN)/pytest -q --require-backends cpu,reference --slow
+	$(BIN)/pytest -q --require-backends cpu,reference,ascend --slow
 
 lint: $(INSTALLED)  ## ruff, then mypy on an installed copy (the folder mapping is invisible to mypy in place)
 	$(BIN)/ruff check .

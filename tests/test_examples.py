@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import unikernels as uk
+from unikernels import _registry, environment
 
 FOLDER = Path(__file__).parents[1] / "examples" / "deepseek_block"
 PROMPTS = (70, 1, 9)
@@ -68,6 +69,24 @@ def test_script_prints_all_stages_and_succeeds():
 def test_block_keeps_its_limits(example, backend):
     with uk.use_backend(backend):
         assert _failures(example) == set()
+
+
+@pytest.mark.filterwarnings("ignore:.*UNIKERNELS_FALLBACK computes it on 'cpu':RuntimeWarning")
+def test_gemms_of_the_block_run_on_ascend(example, monkeypatch):
+    """Projections and experts run as Ascend kernels, checks on; operations the backend lacks come from the CPU backend."""
+    reason = _registry.available_backends().get("ascend", "it is not installed")
+    if reason is not None:
+        pytest.skip(f"backend 'ascend' cannot run here: {reason}")
+    from unikernels.backends.ascend.runtime.simulated import recorded_reports
+
+    with monkeypatch.context() as patch:
+        patch.setenv("UNIKERNELS_FALLBACK", "cpu")
+        environment.forget()
+        with uk.use_backend("ascend"), recorded_reports() as reports:
+            assert _failures(example) == set()
+    environment.forget()
+    kernels = {recording.symbol.removesuffix("_kernel") for report in reports for recording in report.recordings}
+    assert {"gemm", "m_grouped_gemm"} <= kernels, kernels
 
 
 @pytest.mark.parametrize(
