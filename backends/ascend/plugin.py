@@ -19,12 +19,16 @@ from unikernels.backend import Backend, Recipe
 from unikernels.scale_layouts import KGroups, ScaleFormat, Scales, is_canonical
 
 if TYPE_CHECKING:
-    from unikernels.operations import GemmProblem, GroupedGemmProblem
+    from unikernels.operations import BatchedGemmProblem, GemmProblem, GroupedGemmProblem
 
 #: The architecture name of Ascend 950 parts.
 NPU_ARCH = 3510
 #: Host side of the operations that have limits.
-_MODULES = {"gemm": ".kernels.gemm", "m_grouped_gemm": ".kernels.m_grouped"}
+_MODULES = {
+    "gemm": ".kernels.gemm",
+    "m_grouped_gemm": ".kernels.m_grouped",
+    "batched_gemm": ".kernels.batched",
+}
 
 
 class AscendBackend(Backend):
@@ -106,6 +110,11 @@ class AscendBackend(Backend):
         from .kernels.m_grouped import m_grouped_gemm
 
         m_grouped_gemm(problem)
+
+    def batched_gemm(self, problem: BatchedGemmProblem) -> None:
+        from .kernels.batched import batched_gemm
+
+        batched_gemm(problem)
 
 
 @hookimpl

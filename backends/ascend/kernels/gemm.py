@@ -39,7 +39,7 @@ def gemm(problem: GemmProblem) -> None:
         operands.scale_words(executor, a),
         operands.scale_words(executor, b),
         operands.unit_rows(problem.c if problem.c is not None else problem.d),
-        operands.unit_rows(problem.d),
+        operands.output(problem.d),
         problem.alpha,
     )
 

@@ -16,7 +16,7 @@ from .gemm_variant import FRACTAL, PAIR, STREAMED_VERSIONS, GemmVariant
 
 THREADS = 256
 BAND = 8  # tiles of M that cores work on side by side, so that they share tiles of B in L2
-DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn"}
+DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn", "fp32": "float32"}
 
 
 @dataclass(frozen=True, eq=False)  # macros return tuples without their names
@@ -33,12 +33,20 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a tile is made of: operands [mn, k] or, where K is not contiguous, [k, mn]; scales [ceil(k / 64), mn] or None."""
+    """What a tile is made of: operands [mn, k] or, where K is not contiguous, [k, mn]; scales [ceil(k / 64), mn].
+
+    With `entries` the matrices have an axis of that size more in front, and the tile is the sum over it.
+    """
 
     a: Matrix
     b: Matrix
-    sa: Matrix | None
-    sb: Matrix | None
+    sa: Matrix
+    sb: Matrix
+    entries: Any = None
+
+    def entry(self, index: Any) -> "Source":
+        """Return what one entry adds."""
+        return Source(*(Matrix(one.buffer, (*one.index, index)) for one in (self.a, self.b, self.sa, self.sb)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,22 +210,19 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
         rows = _trimmed(D, -2, at.m)
         columns = _trimmed(D, -1, at.n)
         used = Used(Extent(variant.tiles.m, rows), Extent(variant.tiles.n, columns))
-    for outer in T.Pipelined(T.ceildiv(at.k_stop - at.k_start, bk), num_stages=2):
+    steps = T.ceildiv(at.k_stop - at.k_start, bk)
+    for outer in T.Pipelined(steps if source.entries is None else steps * source.entries, num_stages=2):
+        part = source if source.entries is None else source.entry(outer // steps)
+        done = outer * bk if source.entries is None else outer % steps * bk
         with T.Task():
-            _load(variant, tiles, source, at, at.k_start + outer * bk)
-        pairs = T.min(T.ceildiv(at.k_stop - at.k_start - outer * bk, PAIR), bk // PAIR)
+            _load(variant, tiles, part, at, at.k_start + done)
+        pairs = T.min(T.ceildiv(at.k_stop - at.k_start - done, PAIR), bk // PAIR)
         for inner in T.Pipelined(T.ceildiv(pairs, step_pairs), num_stages=2):
-            valid = T.min(T.ceildiv(at.k_stop - at.k_start - outer * bk, PAIR) - inner * step_pairs, step_pairs)
-            _multiply(
-                variant,
-                tiles,
-                c0,
-                used,
-                inner,
-                valid,
-                outer + inner == 0,
-                _unit_flag(variant, at.k_start + outer * bk + (inner + 1) * step_k >= at.k_stop),
-            )
+            valid = T.min(T.ceildiv(at.k_stop - at.k_start - done, PAIR) - inner * step_pairs, step_pairs)
+            is_last = done + (inner + 1) * step_k >= at.k_stop - at.k_start
+            if source.entries is not None:
+                is_last = is_last and outer >= steps * (source.entries - 1)
+            _multiply(variant, tiles, c0, used, inner, valid, outer + inner == 0, _unit_flag(variant, is_last))
 
 
 @T.macro

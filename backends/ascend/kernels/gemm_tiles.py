@@ -68,7 +68,7 @@ def _tiles(
 ) -> list[Tiles]:
     bits = ELEMENT_BITS[element]
     return [
-        Tiles(m, n, depth * 8 // bits, _STEP_BYTES * 8 // bits)
+        Tiles(m, n, depth * 8 // bits, max(PAIR, _STEP_BYTES * 8 // bits))
         for m, n in shapes
         if m % row_multiple == n % row_multiple == 0
         for depth in depths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Element = Literal["bf16", "fp8", "fp4"]
+Element = Literal["bf16", "fp8", "fp4", "fp32"]
 #: store: the accumulator as it is; scale: alpha * acc; add: C + alpha * acc; accumulate: D + alpha * acc.
 Epilogue = Literal["store", "scale", "add", "accumulate"]
 
@@ -15,7 +15,7 @@ PAIR = 64
 FRACTAL = 16
 #: Buffer versions of everything that is streamed; the accumulator and what follows it have one.
 STREAMED_VERSIONS = 2
-ELEMENT_BITS: dict[Element, int] = {"bf16": 16, "fp8": 8, "fp4": 4}
+ELEMENT_BITS: dict[Element, int] = {"bf16": 16, "fp8": 8, "fp4": 4, "fp32": 32}
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -28,7 +28,7 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
     executor, layout = executor_for(problem.d), problem.layout
     num_cores = CURRENT.num_sms or executor.num_cores()
     a, b = operands.in_one_format(executor, problem.a, problem.b)
-    d = operands.unit_rows(problem.d)
+    d = operands.output(problem.d)
     gemm = variant_for(
         a,
         b,

@@ -31,8 +31,6 @@ def why_not(
     Args:
         rows, columns: groups along the rows and along K; scales that belong to none may hold anything.
     """
-    if operand.kind not in ("bf16", "fp8", "fp4"):
-        return f"it has no {operand.kind} kernel (operand {name})"
     if operand.kind == "fp4" and operand.scales is None:
         return f"its fp4 kernels need block scales (operand {name})"
     return _scales_reason(name, operand, rows, columns)
@@ -94,6 +92,13 @@ def scale_words(
 def canonical(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor whose strides say so even along axes of length 1."""
     return tensor.contiguous().view(-1).view(tensor.shape)
+
+
+def output(tensor: Tensor) -> Tensor:
+    """Return a view of an output [.., rows, columns] with strides (.., pitch, 1)."""
+    view = unit_rows(tensor)
+    assert view.data_ptr() == tensor.data_ptr(), f"rows of an output overlap: strides {tensor.stride()}"
+    return view
 
 
 def unit_rows(tensor: Tensor) -> Tensor:

@@ -1,0 +1,42 @@
+"""Batches of GEMMs on Ascend, host side: which kernel variant a problem needs.
+
+No TileLang here; the program is in batched_program.py.
+"""
+
+from __future__ import annotations
+
+from unikernels.operations import BatchedGemmProblem
+from unikernels.settings import CURRENT
+
+from ..runtime.executor import executor_for
+from ..runtime.kernel import Kernel
+from . import operands
+from .batched_variant import BatchedVariant
+from .gemm import variant_for
+
+
+def why_not(problem: BatchedGemmProblem) -> str | None:
+    """Return what this version has no kernel for, else None."""
+    if problem.epilogue is not None:
+        return f"it has no kernel with the epilogue {type(problem.epilogue).__name__}; Identity and Alpha work"
+    return operands.why_not("a", problem.a) or operands.why_not("b", problem.b)
+
+
+def batched_gemm(problem: BatchedGemmProblem) -> None:
+    """D[i] = C[i] + alpha * A[i] @ B[i].T, or their sum."""
+    executor = executor_for(problem.d)
+    num_cores = CURRENT.num_sms or executor.num_cores()
+    a, b = operands.in_one_format(executor, problem.a, problem.b)
+    copies = 1 if problem.sums_batch else problem.batch
+    gemm = variant_for(a, b, problem.d, problem.c, problem.alpha, num_cores, copies=copies)
+    d = operands.output(problem.d)
+    executor.run(
+        Kernel("batched_program", BatchedVariant(gemm, problem.sums_batch)),
+        operands.stored(a),
+        operands.stored(b),
+        operands.scale_words(executor, a),
+        operands.scale_words(executor, b),
+        d if problem.c is None else operands.unit_rows(problem.c),
+        d,
+        problem.alpha,
+    )

@@ -1,0 +1,73 @@
+"""The TileLang program of batches of GEMMs: one walk over the tiles of all entries.
+
+Importing this module imports TileLang. All steps of a tile are in gemm_steps.py.
+"""
+
+# mypy: ignore-errors
+# TileLang rewrites these functions from their source: annotations are tensor types, assignments declare buffers.
+
+from typing import Any
+
+import tilelang.ascend.language as T
+
+from .batched_variant import BatchedVariant
+from .gemm_steps import (
+    Matrix,
+    Place,
+    Source,
+    banded,
+    elements,
+    epilogue_tiles,
+    gm_types,
+    multiply_tile,
+    on_chip_tiles,
+    store_tile,
+)
+
+
+def build(variant: BatchedVariant) -> Any:
+    """Return the prim_func of a variant: D[i] = [C[i] +] [alpha *] A[i] @ B[i].T, or one D for the sum of all products.
+
+    Its arguments are those of the dense program, with the size of the batch in front (not of C and D for a sum); the
+    strides between entries are free.
+    """
+    gemm = variant.gemm
+    batch = T.dynamic("batch")
+    outputs = () if variant.sums_batch else (batch,)
+    a_type, b_type, sa_type, sb_type, c_type, d_type, M, N, K = gm_types(gemm, (batch,), (batch,), outputs)
+    bm, bn, cores = gemm.tiles.m, gemm.tiles.n, gemm.num_cores
+
+    @T.prim_func
+    def batched_gemm(A: a_type, B: b_type, SA: sa_type, SB: sb_type, C: c_type, D: d_type, alpha: T.float32):
+        with T.Kernel(cores) as core:
+            a = elements(gemm, A, batch, M, K)
+            b = elements(gemm, B, batch, N, K)
+            tiles = on_chip_tiles(gemm)
+            c0 = T.alloc_l0c((bm, bn), "float32")
+            out = epilogue_tiles(gemm)
+            rows = T.ceildiv(M, bm)
+            columns = T.ceildiv(N, bn)
+            per_entry = rows * columns
+            total = per_entry if variant.sums_batch else per_entry * batch
+            for step in range(T.ceildiv(total - core, cores)):
+                row, column = banded((step * cores + core) % per_entry, rows, columns)
+                i = T.alloc_var("int32")
+                m = T.alloc_var("int32")
+                n = T.alloc_var("int32")
+                i = (step * cores + core) // per_entry
+                m = row * bm
+                n = column * bn
+                T.assume(i >= 0 and i < batch)
+                T.assume(m >= 0 and m < M)
+                T.assume(n >= 0 and n < N)
+                at = Place(m, n, 0, K)
+                if variant.sums_batch:
+                    source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB), entries=batch)
+                    multiply_tile(gemm, tiles, c0, source, Matrix(D), at)
+                    store_tile(gemm, c0, out, Matrix(C), Matrix(D), at, alpha)
+                else:
+                    source = Source(Matrix(a, (i,)), Matrix(b, (i,)), Matrix(SA, (i,)), Matrix(SB, (i,)))
+                    multiply_tile(gemm, tiles, c0, source, Matrix(D, (i,)), at)
+                    store_tile(gemm, c0, out, Matrix(C, (i,)), Matrix(D, (i,)), at, alpha)
+
+    return batched_gemm
