@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard CMakeLists.txt */CMakeLists.txt */*/CMakeLists.txt */*/*/CMakeLists.txt) \
           $(wildcard scale_layouts/src/* backends/*/src/* backends/*/*/src/* backends/*/*/include/*)
 INSTALLED := $(VENV)/installed
+PYTEST := $(BIN)/pytest -q -n auto --maxprocesses 4 --require-backends cpu,reference,ascend
 TYPECHECK := build/typecheck
 
 .PHONY: demo test test-all lint bench docs clean
@@ -20,10 +21,10 @@ demo: $(INSTALLED)  ## run the example model and the parity table; writes demo_o
 	$(BIN)/unikernels parity --html demo_output/parity.html --json demo_output/parity.json --picture demo_output/parity.png
 
 test: $(INSTALLED)  ## run the default tests
-	$(BIN)/pytest -q --require-backends cpu,reference,ascend
+	$(PYTEST)
 
 test-all: $(INSTALLED)  ## run all tests, the slow ones included
-	$(BIN)/pytest -q --require-backends cpu,reference,ascend --slow
+	$(PYTEST) --slow
 
 lint: $(INSTALLED)  ## ruff, then mypy on an installed copy (the folder mapping is invisible to mypy in place)
 	$(BIN)/ruff check .
