@@ -97,6 +97,28 @@ struct Instruction {
   Clock scalar_clock;                 // scalar pipe at dispatch (checks only, queued instructions only)
 };
 
+// First in, first out. Costs nothing while empty, unlike std::deque: every block has hundreds of them.
+template <class T>
+class Fifo {
+ public:
+  bool empty() const { return head_ == items_.size(); }
+  std::size_t size() const { return items_.size() - head_; }
+  T& front() { return items_[head_]; }
+  const T& front() const { return items_[head_]; }
+  void push_back(T item) { items_.push_back(std::move(item)); }
+  void pop_front() {
+    if (++head_ < items_.size() / 2 + 16 && head_ < items_.size()) return;
+    items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(head_));
+    head_ = 0;
+  }
+  auto begin() const { return items_.begin() + static_cast<std::ptrdiff_t>(head_); }
+  auto end() const { return items_.end(); }
+
+ private:
+  std::vector<T> items_;
+  std::size_t head_ = 0;
+};
+
 struct Flag {
   bool set = false;
   Clock clock;                       // of the notify
@@ -113,7 +135,7 @@ struct Lock {
 };
 
 struct Counter {
-  std::deque<Clock> arrivals;
+  Fifo<Clock> arrivals;
 };
 
 struct Launch;
@@ -125,11 +147,11 @@ struct Core {
   bool exists = false;
   CoreView view{};
   Registers registers;
-  std::array<std::deque<Instruction>, kPipes> queue;
+  std::array<Fifo<Instruction>, kPipes> queue;
   std::array<std::array<std::array<Flag, 8>, kPipes>, kPipes> flags;
   std::array<Lock, 32> locks;
   std::array<Counter, 32> counters;                   // own counters; AIVs use 0..15
-  std::array<std::array<std::deque<Clock>, 16>, 3> pending;  // arrivals of modes 0, 1, 2 waiting for their partners
+  std::array<std::array<Fifo<Clock>, 16>, 3> pending;  // arrivals of modes 0, 1, 2 waiting for their partners
   // Unit flags, one per 1024-byte fractal of L0C: set by the mmad that completes a tile (3), awaited by the fixpipe (2, 3)
   // and cleared by it (3); a new tile's mmad (2, 3) waits until they are clear.
   std::array<std::uint8_t, kL0cBytes / 1024> unit_flag{};
@@ -220,7 +242,7 @@ inline std::size_t clock_index(const Launch& launch, std::uint32_t actor) {
 
 // ---- pipes.cpp ------------------------------------------------------------------------------------------------------
 // Read on every builtin and every checked access: worth the few bytes of static thread storage this model needs.
-extern thread_local Core* current_core __attribute__((tls_model("initial-exec")));
+extern constinit thread_local Core* current_core __attribute__((tls_model("initial-exec")));
 void run_launch(Launch& launch);
 std::string describe(const Core& core);
 [[noreturn]] void raise(Core& core, const Instruction* instruction, const char* kind, std::string message,
@@ -265,6 +287,8 @@ void note(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uin
 void note_gm(Core& core, const Instruction& i, Tensor& t, std::uint64_t lo, std::uint64_t hi, bool write, std::uint16_t atomic = 0);
 // Remembers where uninitialised data entered, to be named when it reaches an output.
 void taint(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi);
+// How many units from `valid` on are valid without a gap, at most `units`.
+std::uint64_t valid_units(const std::uint8_t* valid, std::uint64_t units);
 [[noreturn]] void raise_uninitialised(Core& core, const Instruction& i, const std::string& what);
 inline bool checking(const Core& core) { return core.block->launch->options.check; }
 inline bool functional(const Core& core) { return core.block->launch->options.functional; }

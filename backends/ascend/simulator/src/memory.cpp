@@ -229,6 +229,16 @@ void taint(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::ui
   keeper.taint_site = i.site;
 }
 
+std::uint64_t valid_units(const std::uint8_t* valid, std::uint64_t units) {
+  std::uint64_t u = 0;
+  for (std::uint64_t word; u + 8 <= units; u += 8) {
+    std::memcpy(&word, valid + u, 8);
+    if (word != 0x0101010101010101ull * kValid) break;
+  }
+  while (u < units && valid[u] == kValid) ++u;
+  return u;
+}
+
 void raise_uninitialised(Core& core, const Instruction& i, const std::string& what) {
   Core& keeper = core.block->cores[0];
   std::string message = what;

@@ -17,15 +17,13 @@ void register_timing(py::module_& m);  // timing_module.cpp
 
 namespace {
 
-void access_hook(const void* address, std::uint64_t bytes, int write, const void* from) { kernel_access(address, bytes, write != 0, from); }
-
 struct Kernel {
   explicit Kernel(const std::string& path) {
     handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) throw std::runtime_error(std::string("cannot load the compiled kernel: ") + dlerror());
-    const auto bind = reinterpret_cast<std::uint32_t (*)(const Api*, void*)>(dlsym(handle, "usim_bind"));
+    const auto bind = reinterpret_cast<std::uint32_t (*)(const Api*, const AccessHooks*)>(dlsym(handle, "usim_bind"));
     if (!bind) throw std::runtime_error("the compiled kernel " + path + " has no usim_bind entry");
-    if (bind(&api_table(), reinterpret_cast<void*>(&access_hook)) != kAbiVersion) throw std::runtime_error("the compiled kernel " + path + " was built for another version of the core");
+    if (bind(&api_table(), &access_hooks()) != kAbiVersion) throw std::runtime_error("the compiled kernel " + path + " was built for another version of the core");
     link_map* map = nullptr;
     dlinfo(handle, RTLD_DI_LINKMAP, &map);
     base = reinterpret_cast<const std::uint8_t*>(map->l_addr);

@@ -8,7 +8,7 @@
 
 namespace usim {
 
-thread_local Core* current_core = nullptr;
+constinit thread_local Core* current_core = nullptr;
 
 namespace {
 

@@ -10,7 +10,7 @@ enum pipe_t : int { PIPE_S = 0, PIPE_V = 1, PIPE_M = 2, PIPE_MTE1 = 3, PIPE_MTE2
 namespace usim {
 
 // Raised whenever a struct or the table below changes; kernels compiled against another number are refused.
-inline constexpr uint32_t kAbiVersion = 1;
+inline constexpr uint32_t kAbiVersion = 2;
 
 // Every builtin the core executes. The list is instructions.def; nothing else enumerates builtins.
 enum class Op : uint16_t {
@@ -82,6 +82,15 @@ struct Api {
   void (*touch)(const void* address, uint32_t bytes, int write, int atomic);
   int64_t (*vector_cost)(uint32_t kind, uint64_t amount);  // counts work of the running vector function for timing
   [[noreturn]] void (*fail)(const char* kind, const char* message);
+};
+
+// Where loads and stores of checked kernels are reported: one entry per size, because this is the hot path of checking.
+// `from` is the return address of the reporting call, which tells the line.
+struct AccessHooks {
+  void (*read[5])(const void* address, const void* from);  // 1, 2, 4, 8, 16 bytes
+  void (*write[5])(const void* address, const void* from);
+  void (*range)(const void* address, uint64_t bytes, int write, const void* from);
+  void (*transfer)(const void* address, uint32_t bytes, int write, const void* from);  // of a builtin: never a local variable
 };
 
 }  // namespace usim

@@ -32,6 +32,7 @@ namespace AscendC {}
 namespace usim {
 // Bound once by usim_bind() right after the kernel is loaded.
 __attribute__((visibility("hidden"))) inline const Api* api = nullptr;
+__attribute__((visibility("hidden"))) inline const AccessHooks* hooks = nullptr;
 inline const CoreView& core() { return *api->core(); }
 inline uint8_t* ub_base() { return core().ub; }
 template <class P> inline uint64_t offset_of(P* pointer) { return reinterpret_cast<uint64_t>(pointer); }

@@ -11,19 +11,20 @@ struct AddressRegister {
   constexpr operator int64_t() const { return elements; }
 };
 
-USIM_INLINE void report(const void* p, uint32_t bytes, int write) {
+// In checked builds these stand out of line and uninstrumented: their own reads of the tables are nobody's business.
 #ifdef USIM_CHECK
-  api->touch(p, bytes, write, 0);
-#else
-  (void)p, (void)bytes, (void)write;
-#endif
+__attribute__((noinline, no_sanitize("thread"))) inline void report(const void* p, uint32_t bytes, int write) {
+  hooks->transfer(p, bytes, write, __builtin_return_address(0));
 }
-USIM_INLINE void require_aligned(const void* p, uint32_t alignment, const char* message) {
-#ifdef USIM_CHECK
-  if ((reinterpret_cast<uint64_t>(p) - reinterpret_cast<uint64_t>(ub_base())) % alignment != 0) fail("misaligned", message);
+__attribute__((noinline, no_sanitize("thread"))) inline bool is_aligned(const void* p, uint32_t alignment) {
+  return (reinterpret_cast<uint64_t>(p) - reinterpret_cast<uint64_t>(api->core()->ub)) % alignment == 0;
+}
 #else
-  (void)p, (void)alignment, (void)message;
+USIM_INLINE void report(const void*, uint32_t, int) {}
+USIM_INLINE bool is_aligned(const void*, uint32_t) { return true; }
 #endif
+USIM_INLINE void require_aligned(const void* p, uint32_t alignment, const char* message) {
+  if (!is_aligned(p, alignment)) fail("misaligned", message);
 }
 // Bulk transfers are reported once by `report`, so the copies themselves stay out of the instrumentation.
 template <class T> __attribute__((noinline, no_sanitize("thread"))) Reg<T> copy_in(const void* p, uint32_t bytes) {

@@ -18,7 +18,9 @@ std::uint32_t bits_of(Type t) {
 
 // Copies validity of 32-byte rows; data that nothing wrote stays suspect wherever it is moved.
 void move_validity(Core& core, const Instruction& i, Memory from, std::uint64_t unit_from, std::uint8_t* to, std::uint64_t units, const std::uint8_t* valid) {
-  for (std::uint64_t u = 0; u < units; ++u) {
+  std::uint64_t u = valid_units(valid + unit_from, units);
+  std::fill_n(to, u, std::uint8_t{kValid});
+  for (; u < units; ++u) {
     const std::uint8_t v = valid[unit_from + u];
     if (v != kValid) taint(core, i, from, (unit_from + u) * 32, (unit_from + u + 1) * 32);
     to[u] = v == kValid ? kValid : kTainted;

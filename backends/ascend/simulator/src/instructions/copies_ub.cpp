@@ -79,12 +79,12 @@ void copy_ub_to_gm(Core& core, const Instruction& i) {
       note(core, i, core.ub(), src, src + a.length, false);
       note_gm(core, i, tensor, lo, lo + a.length, true, atomic);
       const std::uint8_t* valid = core.block->arena->valid_ub[core.kind == 2].data() + src;
-      const std::uint8_t* bad = std::find_if(valid, valid + a.length, [](std::uint8_t v) { return v != kValid; });
-      if (bad != valid + a.length) {
-        const std::uint64_t at = src + static_cast<std::uint64_t>(bad - valid);
-        if (*bad == kNever) taint(core, i, core.ub(), at, at + 1);
-        raise_uninitialised(core, i, "stores UB byte " + std::to_string(at) + " to byte " + std::to_string(lo + static_cast<std::uint64_t>(bad - valid)) +
-                            " of tensor '" + tensor.name + "', but " + (*bad == kNever ? "nothing has written it" : "its value depends on uninitialised data"));
+      if (const std::uint64_t good = valid_units(valid, a.length); good < a.length) {
+        const std::uint64_t at = src + good;
+        const bool never = valid[good] == kNever;
+        if (never) taint(core, i, core.ub(), at, at + 1);
+        raise_uninitialised(core, i, "stores UB byte " + std::to_string(at) + " to byte " + std::to_string(lo + good) +
+                            " of tensor '" + tensor.name + "', but " + (never ? "nothing has written it" : "its value depends on uninitialised data"));
       }
     }
     if (!functional(core)) continue;
@@ -115,7 +115,7 @@ void copy_ub_to_l1(Core& core, const Instruction& i) {
       note(core, i, Memory::l1, dst, dst + bytes, true);
       const std::uint8_t* valid = arena.valid_ub[core.kind == 2].data() + src;
       for (std::uint32_t u = 0; u < a.blocks; ++u) {
-        const bool good = std::all_of(valid + u * 32, valid + u * 32 + 32, [](std::uint8_t v) { return v == kValid; });
+        const bool good = valid_units(valid + u * 32, 32) == 32;
         if (!good) taint(core, i, core.ub(), src + u * 32, src + u * 32 + 32);
         arena.valid_l1[dst / 32 + u] = good ? kValid : kTainted;
       }
