@@ -10,15 +10,13 @@ from unikernels.settings import CURRENT
 
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
-from . import operands
+from . import epilogues, operands
 from .batched_variant import BatchedVariant
 from .gemm import variant_for
 
 
 def why_not(problem: BatchedGemmProblem) -> str | None:
     """Return what this version has no kernel for, else None."""
-    if problem.epilogue is not None:
-        return f"it has no kernel with the epilogue {type(problem.epilogue).__name__}; Identity and Alpha work"
     return operands.why_not("a", problem.a) or operands.why_not("b", problem.b)
 
 
@@ -28,15 +26,13 @@ def batched_gemm(problem: BatchedGemmProblem) -> None:
     num_cores = CURRENT.num_sms or executor.num_cores()
     a, b = operands.in_one_format(executor, problem.a, problem.b)
     copies = 1 if problem.sums_batch else problem.batch
-    gemm = variant_for(a, b, problem.d, problem.c, problem.alpha, num_cores, copies=copies)
-    d = operands.output(problem.d)
+    store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue)
+    gemm = variant_for(a, b, store, num_cores, copies=copies)
     executor.run(
         Kernel("batched_program", BatchedVariant(gemm, problem.sums_batch)),
         operands.stored(a),
         operands.stored(b),
         operands.scale_words(executor, a),
         operands.scale_words(executor, b),
-        d if problem.c is None else operands.unit_rows(problem.c),
-        d,
-        problem.alpha,
+        *store.arguments(),
     )

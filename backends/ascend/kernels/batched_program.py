@@ -1,6 +1,6 @@
 """The TileLang program of batches of GEMMs: one walk over the tiles of all entries.
 
-Importing this module imports TileLang. All steps of a tile are in gemm_steps.py.
+Importing this module imports TileLang. The steps of a tile are in *_steps.py.
 """
 
 # mypy: ignore-errors
@@ -11,40 +11,40 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .batched_variant import BatchedVariant
-from .gemm_steps import (
-    Matrix,
-    Place,
-    Source,
-    banded,
-    elements,
-    epilogue_tiles,
-    gm_types,
-    multiply_tile,
-    on_chip_tiles,
-    store_tile,
-)
+from .epilogue_steps import Outputs, epilogue_tiles, store_tile
+from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
 
 
 def build(variant: BatchedVariant) -> Any:
-    """Return the prim_func of a variant: D[i] = [C[i] +] [alpha *] A[i] @ B[i].T, or one D for the sum of all products.
+    """Return the prim_func of a variant: D[i] = epilogue(A[i] @ B[i].T), or one D for the sum of all products.
 
-    Its arguments are those of the dense program, with the size of the batch in front (not of C and D for a sum); the
-    strides between entries are free.
+    Its arguments are those of the dense program without head splits, with the size of the batch in front (not of C, D and
+    SFD for a sum); the strides between entries are free.
     """
     gemm = variant.gemm
     batch = T.dynamic("batch")
-    outputs = () if variant.sums_batch else (batch,)
-    a_type, b_type, sa_type, sb_type, c_type, d_type, M, N, K = gm_types(gemm, (batch,), (batch,), outputs)
+    entries = () if variant.sums_batch else (batch,)
+    a_type, b_type, sa_type, sb_type, c_type, d_type, sfd_type, M, N, K = gm_types(gemm, (batch,), (batch,), entries)
     bm, bn, cores = gemm.tiles.m, gemm.tiles.n, gemm.num_cores
 
     @T.prim_func
-    def batched_gemm(A: a_type, B: b_type, SA: sa_type, SB: sb_type, C: c_type, D: d_type, alpha: T.float32):
+    def batched_gemm(
+        A: a_type,
+        B: b_type,
+        SA: sa_type,
+        SB: sb_type,
+        C: c_type,
+        D: d_type,
+        SFD: sfd_type,
+        count: T.Tensor((1,), "int32"),
+        factor: T.float32,
+    ):
         with T.Kernel(cores) as core:
             a = elements(gemm, A, batch, M, K)
             b = elements(gemm, B, batch, N, K)
             tiles = on_chip_tiles(gemm)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            out = epilogue_tiles(gemm)
+            halves = epilogue_tiles(gemm)
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             per_entry = rows * columns
@@ -63,11 +63,13 @@ def build(variant: BatchedVariant) -> Any:
                 at = Place(m, n, 0, K)
                 if variant.sums_batch:
                     source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB), entries=batch)
-                    multiply_tile(gemm, tiles, c0, source, Matrix(D), at)
-                    store_tile(gemm, c0, out, Matrix(C), Matrix(D), at, alpha)
+                    outputs = Outputs(Matrix(D), Matrix(C), Matrix(SFD), count, N, factor)
+                    multiply_tile(gemm, tiles, c0, source, outputs.d, at)
+                    store_tile(gemm, c0, halves, outputs, at)
                 else:
                     source = Source(Matrix(a, (i,)), Matrix(b, (i,)), Matrix(SA, (i,)), Matrix(SB, (i,)))
-                    multiply_tile(gemm, tiles, c0, source, Matrix(D, (i,)), at)
-                    store_tile(gemm, c0, out, Matrix(C, (i,)), Matrix(D, (i,)), at, alpha)
+                    outputs = Outputs(Matrix(D, (i,)), Matrix(C, (i,)), Matrix(SFD, (i,)), count, N, factor)
+                    multiply_tile(gemm, tiles, c0, source, outputs.d, at)
+                    store_tile(gemm, c0, halves, outputs, at)
 
     return batched_gemm

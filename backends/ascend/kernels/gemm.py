@@ -5,51 +5,49 @@ No TileLang here; the program is in gemm_program.py, the choice of tiles in gemm
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from unikernels.operations import GemmProblem
 from unikernels.operations.operands import Operand
 from unikernels.settings import CURRENT
 
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
-from . import operands
+from . import epilogues, operands
+from .epilogues import Store
 from .gemm_tiles import choose, transposed_row_multiple
-from .gemm_variant import Element, Epilogue, GemmVariant
+from .gemm_variant import Element, GemmVariant
 
 
 def why_not(problem: GemmProblem) -> str | None:
     """Return what this version has no kernel for, else None."""
-    if problem.head_splits is not None:
-        return "it has no kernel that leaves out the middle columns of heads (fp8_gemm_nt_skip_head_mid)"
-    if problem.epilogue is not None:
-        return f"it has no kernel with the epilogue {type(problem.epilogue).__name__}; Identity and Alpha work"
+    if problem.head_splits is not None and not epilogues.run_of(problem.head_splits[0], problem.head_splits[2]):
+        return (
+            f"it stores runs of 16 columns or more, and left and right of head_splits={problem.head_splits} are no multiples "
+            f"of 16"
+        )
     return operands.why_not("a", problem.a) or operands.why_not("b", problem.b)
 
 
 def gemm(problem: GemmProblem) -> None:
-    """D = C + alpha * A @ B.T."""
+    """D = C + alpha * A @ B.T, or an epilogue of the product."""
     executor = executor_for(problem.d)
     a, b = operands.in_one_format(executor, problem.a, problem.b)
-    variant = variant_for(a, b, problem.d, problem.c, problem.alpha, CURRENT.num_sms or executor.num_cores())
+    store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue, problem.head_splits)
+    variant = variant_for(a, b, store, CURRENT.num_sms or executor.num_cores())
     executor.run(
         Kernel("gemm_program", variant),
         operands.stored(a),
         operands.stored(b),
         operands.scale_words(executor, a),
         operands.scale_words(executor, b),
-        operands.unit_rows(problem.c if problem.c is not None else problem.d),
-        operands.output(problem.d),
-        problem.alpha,
+        *store.arguments(),
+        *store.head,
     )
 
 
 def variant_for(
     a: Operand,
     b: Operand,
-    d: Tensor,
-    c: Tensor | None,
-    alpha: float,
+    store: Store,
     num_cores: int,
     *,
     rows: int | None = None,
@@ -60,13 +58,11 @@ def variant_for(
 
     Args:
         a, b: operands in one format.
+        store: how the product becomes D.
         rows: rows of A in each of `copies` products; all of them if None.
         within: what the rows of a tile must divide.
     """
     element: Element = a.kind  # type: ignore[assignment]  # why_not refused fp32
-    epilogue: Epilogue = "store" if alpha == 1.0 else "scale"
-    if c is not None:
-        epilogue = "accumulate" if c is d else "add"
     is_scaled = a.scales is not None
     row_multiple = 16 if a.is_k_major and b.is_k_major else transposed_row_multiple(element)
     tiles = choose(
@@ -75,13 +71,24 @@ def variant_for(
         a.k,
         element,
         is_scaled,
-        d.element_size(),
-        epilogue,
+        store.d.element_size(),
+        store.epilogue,
         num_cores,
-        row_multiple,
+        max(row_multiple, store.row_multiple),
         copies=copies,
         within=within,
+        column_multiple=store.column_multiple,
     )
     return GemmVariant(
-        element, is_scaled, a.is_k_major, b.is_k_major, operands.OUT[d.dtype], epilogue, tiles, num_cores
+        element,
+        is_scaled,
+        a.is_k_major,
+        b.is_k_major,
+        store.out,
+        store.epilogue,
+        tiles,
+        num_cores,
+        store.sfd,
+        store.counts_clamped,
+        store.run,
     )

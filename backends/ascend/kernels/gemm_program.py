@@ -1,4 +1,4 @@
-"""The TileLang program of the dense GEMM: a walk over the tiles of D, all steps of a tile in gemm_steps.py.
+"""The TileLang program of the dense GEMM: a walk over the tiles of D. The steps of a tile are in *_steps.py.
 
 Importing this module imports TileLang. Which variant a problem needs is decided in gemm.py, the tile sizes in gemm_tiles.py.
 """
@@ -10,39 +10,44 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .gemm_steps import (
-    Matrix,
-    Place,
-    Source,
-    banded,
-    elements,
-    epilogue_tiles,
-    gm_types,
-    multiply_tile,
-    on_chip_tiles,
-    store_tile,
-)
+from .epilogue_steps import Outputs, epilogue_tiles, store_tile
+from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
 from .gemm_variant import GemmVariant
 
 
 def build(variant: GemmVariant) -> Any:
-    """Return the prim_func of a variant: D = [C +] [alpha *] A @ B.T, dynamic in M, N and K.
+    """Return the prim_func of a variant: D = epilogue(A @ B.T), dynamic in M, N and K.
 
-    Its arguments are always (A, B, SA, SB, C, D, alpha). Scales are int16 [ceil(K / 64), mn], or one unused word; FP4
-    operands are bytes [mn, K / 2] without pitch; C is unused unless the epilogue adds, alpha if it only stores.
+    Its arguments are always (A, B, SA, SB, C, D, SFD, count, factor, head, middle, right). Scales are int16
+    [ceil(K / 64), mn], or one unused word; FP4 operands are bytes [mn, K / 2] without pitch. C and what comes after D belong
+    to the epilogue, see `Outputs`, and are otherwise unused.
     """
-    a_type, b_type, sa_type, sb_type, c_type, d_type, M, N, K = gm_types(variant)
+    a_type, b_type, sa_type, sb_type, c_type, d_type, sfd_type, M, N, K = gm_types(variant)
     bm, bn, cores = variant.tiles.m, variant.tiles.n, variant.num_cores
 
     @T.prim_func
-    def gemm(A: a_type, B: b_type, SA: sa_type, SB: sb_type, C: c_type, D: d_type, alpha: T.float32):
+    def gemm(
+        A: a_type,
+        B: b_type,
+        SA: sa_type,
+        SB: sb_type,
+        C: c_type,
+        D: d_type,
+        SFD: sfd_type,
+        count: T.Tensor((1,), "int32"),
+        factor: T.float32,
+        head: T.int32,
+        middle: T.int32,
+        right: T.int32,
+    ):
         with T.Kernel(cores) as core:
             a = elements(variant, A, M, K)
             b = elements(variant, B, N, K)
             source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB))
             tiles = on_chip_tiles(variant)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            out = epilogue_tiles(variant)
+            halves = epilogue_tiles(variant)
+            outputs = Outputs(Matrix(D), Matrix(C), Matrix(SFD), count, N, factor, (head, middle, right))
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             for step in range(T.ceildiv(rows * columns - core, cores)):
@@ -55,6 +60,6 @@ def build(variant: GemmVariant) -> Any:
                 T.assume(n >= 0 and n < N)
                 at = Place(m, n, 0, K)
                 multiply_tile(variant, tiles, c0, source, Matrix(D), at)
-                store_tile(variant, c0, out, Matrix(C), Matrix(D), at, alpha)
+                store_tile(variant, c0, halves, outputs, at)
 
     return gemm

@@ -1,7 +1,7 @@
-"""The steps every GEMM program shares: one tile from GM through L1 and L0 into the accumulator, and out to D.
+"""The steps every GEMM program shares: one tile from GM through L1 and L0 into the accumulator.
 
-A program walks over tiles and hands each one to `multiply_tile` and `store_tile`; where a tile's matrices lie in GM it says
-with `Matrix`. Importing this module imports TileLang.
+A program walks over tiles and hands each one to `multiply_tile`, and to `store_tile` of epilogue_steps.py; where a tile's
+matrices lie in GM it says with `Matrix`. Importing this module imports TileLang.
 """
 
 # mypy: ignore-errors
@@ -14,7 +14,6 @@ import tilelang.ascend.language as T
 
 from .gemm_variant import FRACTAL, PAIR, STREAMED_VERSIONS, GemmVariant
 
-THREADS = 256
 BAND = 8  # tiles of M that cores work on side by side, so that they share tiles of B in L2
 DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn", "fp32": "float32"}
 
@@ -77,15 +76,6 @@ class OnChip:
 
 
 @dataclass(frozen=True, eq=False)
-class Epilogue:
-    """Halves of a tile in UB, one per vector core (None if the epilogue needs none)."""
-
-    product: Any = None
-    result: Any = None
-    addend: Any = None
-
-
-@dataclass(frozen=True, eq=False)
 class Extent:
     """How many rows of a tile the cube reads: `size`, or fewer where a variable says so."""
 
@@ -127,27 +117,10 @@ def on_chip_tiles(variant: GemmVariant) -> OnChip:
     return tiles
 
 
-@T.macro
-def epilogue_tiles(variant: GemmVariant) -> Epilogue:
-    """Allocate what the epilogue works on in UB."""
-    shape = (variant.tiles.m // 2, variant.tiles.n)
-    tiles = Epilogue()
-    if variant.epilogue != "store":
-        product = T.alloc_shared(shape, "float32")
-        result = T.alloc_shared(shape, variant.out)
-        T.annotate_buffer_versions({product: 1, result: 1})
-        tiles = Epilogue(product, result)
-        if variant.adds:
-            addend = T.alloc_shared(shape, variant.out)
-            T.annotate_buffer_versions({addend: 1})
-            tiles = Epilogue(product, result, addend)
-    return tiles
-
-
 def gm_types(
     variant: GemmVariant, a_groups: tuple[Any, ...] = (), b_groups: tuple[Any, ...] = (), d_groups: tuple[Any, ...] = ()
 ) -> tuple[Any, ...]:
-    """Return the types of A, B, SA, SB, C, D and the symbols M, N, K.
+    """Return the types of A, B, SA, SB, C, D, SFD and the symbols M, N, K.
 
     Args:
         a_groups, b_groups, d_groups: sizes in front of the last two; all strides but the last are free.
@@ -168,8 +141,10 @@ def gm_types(
     a, b = operand("a", a_groups, M, variant.a_is_k_major), operand("b", b_groups, N, variant.b_is_k_major)
     sa = T.Tensor((*a_groups, KP, M) if variant.is_scaled else (1,), "int16")
     sb = T.Tensor((*b_groups, KP, N) if variant.is_scaled else (1,), "int16")
-    c, d = (strided(name, d_groups, M, N, variant.out) for name in "cd")
-    return a, b, sa, sb, c, d, M, N, K
+    columns = T.dynamic("ND") if variant.epilogue == "heads" else N
+    c, d = (strided(name, d_groups, M, columns, variant.out) for name in "cd")
+    sfd = strided("s", d_groups, T.dynamic("W"), M, variant.sfd) if variant.epilogue == "quantise" else c
+    return a, b, sa, sb, c, d, sfd, M, N, K
 
 
 def elements(variant: GemmVariant, operand: Any, *shape: Any) -> Any:
@@ -207,8 +182,8 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
     if variant.trims_tiles:
         rows = T.alloc_var("int32")
         columns = T.alloc_var("int32")
-        rows = _trimmed(D, -2, at.m)
-        columns = _trimmed(D, -1, at.n)
+        rows = trimmed(D, -2, at.m)
+        columns = trimmed(D, -1, at.n)
         used = Used(Extent(variant.tiles.m, rows), Extent(variant.tiles.n, columns))
     steps = T.ceildiv(at.k_stop - at.k_start, bk)
     for outer in T.Pipelined(steps if source.entries is None else steps * source.entries, num_stages=2):
@@ -222,33 +197,7 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
             is_last = done + (inner + 1) * step_k >= at.k_stop - at.k_start
             if source.entries is not None:
                 is_last = is_last and outer >= steps * (source.entries - 1)
-            _multiply(variant, tiles, c0, used, inner, valid, outer + inner == 0, _unit_flag(variant, is_last))
-
-
-@T.macro
-def store_tile(variant: GemmVariant, c0: Any, tiles: Epilogue, C: Matrix, D: Matrix, at: Place, alpha: Any) -> None:
-    """D = [C +] [alpha *] c0 for the tile at `at`; C is looked at only if the epilogue adds it."""
-    bm, bn, epilogue = variant.tiles.m, variant.tiles.n, variant.epilogue
-    if epilogue == "store":
-        rows, columns = bm, bn
-        if variant.trims_tiles:
-            rows, columns = T.min(_trimmed(D, -2, at.m), bm), T.min(_trimmed(D, -1, at.n), bn)
-        T.copy(c0[:rows, :columns], D.block(at.m, rows, at.n, columns), **_unit_flag(variant, True))
-    else:
-        T.dual_copy(c0, tiles.product)
-        if epilogue == "add":
-            T.dual_copy(C.block(at.m, bm, at.n, bn), tiles.addend)
-        if epilogue == "accumulate":
-            T.dual_copy(D.block(at.m, bm, at.n, bn), tiles.addend)
-        with T.SimtVF(threads=THREADS):
-            for i, j in T.Parallel(bm // 2, bn):
-                if variant.adds:
-                    tiles.result[i, j] = T.cast(
-                        T.cast(tiles.addend[i, j], "float32") + alpha * tiles.product[i, j], variant.out
-                    )
-                else:
-                    tiles.result[i, j] = T.cast(alpha * tiles.product[i, j], variant.out)
-        T.dual_copy(tiles.result, D.block(at.m, bm, at.n, bn))
+            _multiply(variant, tiles, c0, used, inner, valid, outer + inner == 0, unit_flag(variant, is_last))
 
 
 @T.macro
@@ -262,12 +211,12 @@ def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any
         T.copy(source.sb.block(k // PAIR, bk // PAIR, at.n, bn), tiles.sb1, transpose=True)
 
 
-def _trimmed(D: Matrix, axis: int, start: Any) -> Any:
+def trimmed(D: Matrix, axis: int, start: Any) -> Any:
     """Return how many rows (axis -2) or columns of D there are from `start` on, in whole fractals."""
     return T.ceildiv(D.buffer.shape[axis] - start, FRACTAL) * FRACTAL
 
 
-def _unit_flag(variant: GemmVariant, is_last: Any) -> dict[str, Any]:
+def unit_flag(variant: GemmVariant, is_last: Any) -> dict[str, Any]:
     """Return the unit flag of a multiply or store: 3 on the last one of a tile, which hands it over part by part."""
     if not variant.trims_tiles:
         return {}

@@ -37,13 +37,15 @@ def footprint(tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, e
     data = (tiles.m + tiles.n) * tiles.k * bits // 8
     scales = (tiles.m + tiles.n) * (tiles.k // PAIR) * 2 if is_scaled else 0
     half = tiles.m // 2 * tiles.n  # the two vector cores share the rows of a tile
-    ub_bytes = {"store": 0, "scale": 4 + out_bytes}.get(epilogue, 4 + 2 * out_bytes)
+    product = 0 if epilogue == "store" else 4
+    stored = {"store": 0, "add": 2, "accumulate": 2}.get(epilogue, 1) * out_bytes
+    scale_bytes = half // 32 if epilogue == "quantise" else 0
     return {
         "L1": STREAMED_VERSIONS * (data + scales),
         "L0A": STREAMED_VERSIONS * tiles.m * tiles.k_step * bits // 8,
         "L0B": STREAMED_VERSIONS * tiles.n * tiles.k_step * bits // 8,
         "L0C": tiles.m * tiles.n * 4,
-        "UB": half * ub_bytes,
+        "UB": half * (product + stored) + scale_bytes,
     }
 
 
@@ -105,6 +107,7 @@ def choose(
     row_multiple: int = 16,
     copies: int = 1,
     within: int | None = None,
+    column_multiple: int = 16,
 ) -> Tiles:
     """Return the cheapest tile sizes that fit; the smallest of equally cheap ones.
 
@@ -115,6 +118,7 @@ def choose(
         row_multiple: what tile rows must be a multiple of; see `transposed_row_multiple`.
         copies: products of this shape that are computed together (groups, batch entries).
         within: what the rows of A in a tile must divide; None allows any.
+        column_multiple: what the columns of a tile of D must be a multiple of.
     """
     m = max(16, 1 << (m - 1).bit_length())
 
@@ -122,7 +126,9 @@ def choose(
         usable = [
             one
             for one in tiles
-            if (within is None or within % one.m == 0) and fits(one, element, is_scaled, out_bytes, epilogue)
+            if (within is None or within % one.m == 0)
+            and one.n % column_multiple == 0
+            and fits(one, element, is_scaled, out_bytes, epilogue)
         ]
         return min((cost(one, m, n, k, element, num_cores, copies), one.m * one.n, one) for one in usable)
 

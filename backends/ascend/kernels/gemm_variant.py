@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Element = Literal["bf16", "fp8", "fp4", "fp32"]
-#: store: the accumulator as it is; scale: alpha * acc; add: C + alpha * acc; accumulate: D + alpha * acc.
-Epilogue = Literal["store", "scale", "add", "accumulate"]
+#: store: the accumulator as it is; scale: alpha * acc; add: C + alpha * acc; accumulate: D + alpha * acc; quantise: FP8
+#: with one scale per 32 columns; round: stochastically to bfloat16; heads: as it is, with gaps between columns.
+Epilogue = Literal["store", "scale", "add", "accumulate", "quantise", "round", "heads"]
 
 #: K elements of one int16 scale word: two blocks of 32.
 PAIR = 64
@@ -46,6 +47,9 @@ class GemmVariant:
         epilogue: what happens between the accumulator and D.
         tiles: tile sizes.
         num_cores: launched blocks.
+        sfd: dtype of the scale words of an FP8 D (quantise).
+        counts_clamped: whether clamped values are counted (quantise).
+        run: columns that stay together (heads).
     """
 
     element: Element
@@ -56,6 +60,14 @@ class GemmVariant:
     epilogue: Epilogue
     tiles: Tiles
     num_cores: int
+    sfd: str = "int16"
+    counts_clamped: bool = False
+    run: int = 0
+
+    @property
+    def word_columns(self) -> int:
+        """Columns of D whose scales share a word."""
+        return 128 if self.sfd == "int32" else 64
 
     @property
     def adds(self) -> bool:

@@ -10,7 +10,7 @@ from unikernels.settings import CURRENT
 
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
-from . import operands
+from . import epilogues, operands
 from .gemm import variant_for
 from .m_grouped_variant import MGroupedVariant
 from .zero_gaps_variant import ZeroGapsVariant
@@ -18,8 +18,6 @@ from .zero_gaps_variant import ZeroGapsVariant
 
 def why_not(problem: GroupedGemmProblem) -> str | None:
     """Return what this version has no kernel for, else None."""
-    if problem.epilogue is not None:
-        return f"it has no kernel with the epilogue {type(problem.epilogue).__name__}; Identity and Alpha work"
     return operands.why_not("a", problem.a, problem.layout) or operands.why_not("b", problem.b)
 
 
@@ -28,13 +26,11 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
     executor, layout = executor_for(problem.d), problem.layout
     num_cores = CURRENT.num_sms or executor.num_cores()
     a, b = operands.in_one_format(executor, problem.a, problem.b)
-    d = operands.output(problem.d)
+    store = epilogues.store(problem.d, None, problem.alpha, problem.epilogue)
     gemm = variant_for(
         a,
         b,
-        d,
-        None,
-        problem.alpha,
+        store,
         num_cores,
         rows=_rows_per_group(problem),
         copies=problem.num_groups,
@@ -46,13 +42,13 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
         operands.stored(b),
         operands.scale_words(executor, a, layout),
         operands.scale_words(executor, b),
-        d,
+        store.d,
         layout.tensor,
-        problem.alpha,
+        store.factor,
     )
     if layout.kind == "psum" and layout.ensure_zero_padding:
-        variant = ZeroGapsVariant(gemm.out, layout.alignment, block=8192, num_cores=2 * num_cores)
-        executor.run(Kernel("zero_gaps_program", variant), d, layout.tensor)
+        variant = ZeroGapsVariant(store.out, layout.alignment, block=8192, num_cores=2 * num_cores)
+        executor.run(Kernel("zero_gaps_program", variant), store.d, layout.tensor)
 
 
 def _rows_per_group(problem: GroupedGemmProblem) -> int:

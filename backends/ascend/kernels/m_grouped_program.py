@@ -1,6 +1,6 @@
 """The TileLang program of the GEMM grouped along M: a walk for labelled rows, and one for groups that say how long they are.
 
-Importing this module imports TileLang. All steps of a tile are in gemm_steps.py.
+Importing this module imports TileLang. The steps of a tile are in *_steps.py.
 """
 
 # mypy: ignore-errors
@@ -10,46 +10,36 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .gemm_steps import (
-    Matrix,
-    Place,
-    Source,
-    banded,
-    elements,
-    epilogue_tiles,
-    gm_types,
-    multiply_tile,
-    on_chip_tiles,
-    store_tile,
-)
+from .epilogue_steps import Outputs, epilogue_tiles, store_tile
+from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
 from .m_grouped_variant import MGroupedVariant
 
 
 def build(variant: MGroupedVariant) -> Any:
-    """Return the prim_func of a variant: D[row] = [alpha *] A[row] @ B[group of row].T, dynamic in all sizes.
+    """Return the prim_func of a variant: D[row] = epilogue(A[row] @ B[group of row].T), dynamic in all sizes.
 
-    Its arguments are always (A, B, SA, SB, D, layout, alpha): A and D [M, ..], or [G, M, ..] for the masked layout; B
+    Its arguments are always (A, B, SA, SB, D, layout, factor): A and D [M, ..], or [G, M, ..] for the masked layout; B
     [G, ..]; scales as in the dense program, with the same leading sizes. Tiles lie within aligned groups and are stored
     whole: rows behind a group's end, up to the next aligned start, receive products of whatever A holds there.
     """
     gemm = variant.gemm
     G = T.dynamic("G")
     slabs = (G,) if variant.layout == "masked" else ()
-    a_type, b_type, sa_type, sb_type, _, d_type, M, N, K = gm_types(gemm, slabs, (G,), slabs)
+    a_type, b_type, sa_type, sb_type, _, d_type, _, M, N, K = gm_types(gemm, slabs, (G,), slabs)
     layout_type = T.Tensor((M,) if variant.layout == "index" else (G,), "int32")
     bm, bn, cores = gemm.tiles.m, gemm.tiles.n, gemm.num_cores
     alignment = variant.alignment
 
     @T.prim_func
     def m_grouped_gemm(
-        A: a_type, B: b_type, SA: sa_type, SB: sb_type, D: d_type, layout: layout_type, alpha: T.float32
+        A: a_type, B: b_type, SA: sa_type, SB: sb_type, D: d_type, layout: layout_type, factor: T.float32
     ):
         with T.Kernel(cores) as core:
             a = elements(gemm, A, *slabs, M, K)
             b = elements(gemm, B, G, N, K)
             tiles = on_chip_tiles(gemm)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            out = epilogue_tiles(gemm)
+            halves = epilogue_tiles(gemm)
             columns = T.ceildiv(N, bn)
             if variant.layout == "index":
                 for step in range(T.ceildiv(T.ceildiv(M, bm) * columns - core, cores)):
@@ -68,7 +58,7 @@ def build(variant: MGroupedVariant) -> Any:
                         at = Place(m, n, 0, K)
                         source = Source(Matrix(a), Matrix(b, (g,)), Matrix(SA), Matrix(SB, (g,)))
                         multiply_tile(gemm, tiles, c0, source, Matrix(D), at)
-                        store_tile(gemm, c0, out, Matrix(D), Matrix(D), at, alpha)
+                        store_tile(gemm, c0, halves, Outputs(Matrix(D), columns=N, factor=factor), at)
             else:
                 turn = T.alloc_var("int32")  # core that takes the next tile
                 stop = T.alloc_var("int32")
@@ -98,7 +88,7 @@ def build(variant: MGroupedVariant) -> Any:
                         slab = (g,) if variant.layout == "masked" else ()
                         source = Source(Matrix(a, slab), Matrix(b, (g,)), Matrix(SA, slab), Matrix(SB, (g,)))
                         multiply_tile(gemm, tiles, c0, source, Matrix(D, slab), at)
-                        store_tile(gemm, c0, out, Matrix(D, slab), Matrix(D, slab), at, alpha)
+                        store_tile(gemm, c0, halves, Outputs(Matrix(D, slab), columns=N, factor=factor), at)
                     turn = (turn + count) % cores
 
     return m_grouped_gemm

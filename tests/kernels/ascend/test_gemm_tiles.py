@@ -17,7 +17,7 @@ SIZES = st.integers(1, 1 << 17)
     SIZES,
     SIZES,
     st.sampled_from(sorted(ELEMENT_BITS)),
-    st.sampled_from(["store", "scale", "add", "accumulate"]),
+    st.sampled_from(["store", "scale", "add", "accumulate", "quantise", "round", "heads"]),
     st.sampled_from([2, 4]),
 )
 def test_choice_fits_and_divides(m, n, k, element, epilogue, out_bytes):
