@@ -1,6 +1,6 @@
 """GEMMs of the Ascend vendor library (aclnn), which upstream keeps as baselines: the same products as in gemm.py.
 
-Every backend computes them; the Ascend backend sees that the vendor library is meant.
+The Ascend backend calls that library, or refuses where there is no NPU; other backends compute the same themselves.
 Contract: DeepGEMM-Ascend, section "ACLNN reference GEMMs".
 """
 
@@ -54,7 +54,9 @@ def _quantised(
             validate.with_scales(function, "sfb", b, sfb, 1, _GRAN_K),
         )
 
-    run_dense(function, left, right, d, c, scales=scales, uses_vendor_library=True, sfa=sfa, sfb=sfb)
+    run_dense(
+        function, left, right, d, c, scales=scales, uses_vendor_library=True, is_vendor_reference=True, sfa=sfa, sfb=sfb
+    )
 
 
 def _check_pair(function: str, a: Operand, b: Operand, d: object) -> None:
@@ -82,7 +84,7 @@ def _bf16(
                 f"{function}: c is another tensor than d; the vendor library writes the sum into c. Pass c=d to accumulate in "
                 f"place, or use bf16_gemm_{function[-2:]}."
             )
-    plain_gemm(function, a, b, d, c, transposes_a, transposes_b, uses_vendor_library=True)
+    plain_gemm(function, a, b, d, c, transposes_a, transposes_b, uses_vendor_library=True, is_vendor_reference=True)
 
 
 def aclnn_fp8_fp4_gemm_nt(

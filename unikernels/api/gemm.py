@@ -31,6 +31,7 @@ def run_dense(
     epilogue: Epilogue | None = None,
     scales: Any = None,
     uses_vendor_library: bool = False,
+    is_vendor_reference: bool = False,
     **scale_tensors: Tensor,
 ) -> None:
     """Check everything but the scales, treat empty problems, attach scales, call the backend.
@@ -38,7 +39,7 @@ def run_dense(
     Args:
         scales: function that returns both operands with their scales attached; called for non-empty problems only
             (contract 1.8: empty problems end before any look at the scales).
-        uses_vendor_library: the function is a vendor baseline.
+        uses_vendor_library, is_vendor_reference: see `GemmProblem`.
         scale_tensors: sfa and sfb, for the checks of devices and overlap.
     """
     validate.require_equal_k(function, a, b)
@@ -56,7 +57,7 @@ def run_dense(
         return
     if scales is not None:
         a, b = scales(a, b)
-    bound("gemm", d)(GemmProblem(a, b, d, c, alpha, epilogue, None, uses_vendor_library))
+    bound("gemm", d)(GemmProblem(a, b, d, c, alpha, epilogue, None, uses_vendor_library, is_vendor_reference))
 
 
 @torch.no_grad()
@@ -262,6 +263,7 @@ def plain_gemm(
     alpha: float = 1.0,
     epilogue: Epilogue | None = None,
     uses_vendor_library: bool = False,
+    is_vendor_reference: bool = False,
 ) -> None:
     """Compute d = c + alpha * A @ B.T for operands without scales, either passed transposed; the checks of all of them."""
     operands = []
@@ -275,7 +277,7 @@ def plain_gemm(
         raise InvalidArgumentError(
             f"{function}: a has dtype {left.data.dtype} and b {right.data.dtype}, expected the same dtype for both."
         )
-    run_dense(function, left, right, d, c, alpha, epilogue, uses_vendor_library=uses_vendor_library)
+    run_dense(function, left, right, d, c, alpha, epilogue, None, uses_vendor_library, is_vendor_reference)
 
 
 def bf16_gemm_nt(

@@ -27,6 +27,7 @@ class GemmProblem:
         head_splits: (left, middle, right) of `fp8_gemm_nt_skip_head_mid`: column h*(left+right)+j of the product goes to
             column h*(left+middle+right)+j (plus middle if j >= left) of d, whose middle columns keep their content.
         uses_vendor_library: the caller asks for the vendor's BLAS (cublaslt, aclnn); a hint that never changes the result.
+        is_vendor_reference: the caller compares against that library (aclnn): a backend of that vendor uses it or refuses.
     """
 
     a: Operand
@@ -37,6 +38,7 @@ class GemmProblem:
     epilogue: Epilogue | None = None
     head_splits: tuple[int, int, int] | None = None
     uses_vendor_library: bool = False
+    is_vendor_reference: bool = False
 
     @property
     def m(self) -> int:

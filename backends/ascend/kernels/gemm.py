@@ -11,7 +11,7 @@ from unikernels.settings import CURRENT
 
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
-from . import epilogues, operands
+from . import epilogues, operands, vendor
 from .epilogues import Store
 from .gemm_tiles import choose, transposed_row_multiple
 from .gemm_variant import Element, GemmVariant
@@ -19,6 +19,8 @@ from .gemm_variant import Element, GemmVariant
 
 def why_not(problem: GemmProblem) -> str | None:
     """Return what this version has no kernel for, else None."""
+    if vendor.is_meant(problem):
+        return vendor.why_not(problem)
     if problem.head_splits is not None and not epilogues.run_of(problem.head_splits[0], problem.head_splits[2]):
         return (
             f"it stores runs of 16 columns or more, and left and right of head_splits={problem.head_splits} are no multiples "
@@ -29,6 +31,9 @@ def why_not(problem: GemmProblem) -> str | None:
 
 def gemm(problem: GemmProblem) -> None:
     """D = C + alpha * A @ B.T, or an epilogue of the product."""
+    if vendor.is_meant(problem):
+        vendor.gemm(problem)
+        return
     executor = executor_for(problem.d)
     a, b = operands.in_one_format(executor, problem.a, problem.b)
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue, problem.head_splits)
