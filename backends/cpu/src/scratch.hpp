@@ -6,7 +6,7 @@
 
 namespace cpu_native {
 
-// 64-byte aligned memory. Small blocks are kept by the calling thread for its next call.
+// 64-byte aligned memory. A block is kept by the calling thread for its next call, up to a limit.
 class Scratch {
 public:
     explicit Scratch(size_t bytes);
@@ -25,7 +25,7 @@ public:
 
 private:
     uint8_t* base_;
-    size_t size_;
+    size_t size_, counted_;
     size_t used_ = 0;
 };
 

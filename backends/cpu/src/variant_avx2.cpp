@@ -16,7 +16,7 @@
 
 namespace cpu_native {
 namespace {
-const Variant variant = make_variant<Avx2, Avx2>();
+const Variant variant = make_variant<Avx2>();
 }
 const Variant* const avx2_variant = &variant;
 }  // namespace cpu_native

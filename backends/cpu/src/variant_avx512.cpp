@@ -16,7 +16,7 @@
 
 namespace cpu_native {
 namespace {
-const Variant variant = make_variant<Avx512, Avx512>();
+const Variant variant = make_variant<Avx512>();
 }
 const Variant* const avx512_variant = &variant;
 }  // namespace cpu_native

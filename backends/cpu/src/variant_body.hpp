@@ -9,12 +9,12 @@
 
 namespace cpu_native {
 
-// V runs the packed kernel, F (float32) everything else.
-template <class V, class F>
+// V runs the packed kernel, on panels made by Pack; F (float32) everything else.
+template <class V, class F = V, class Pack = Packer<V>>
 constexpr Variant make_variant() {
     return {V::name,
             V::group != 1,
-            &PackedGemm<V>::run,
+            &PackedGemm<V, Pack>::run,
             &DotGemm<F>::run,
             &RowDecoder<F>::template rows<float>,
             &RowDecoder<F>::template rows<uint16_t>,

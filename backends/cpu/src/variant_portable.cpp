@@ -3,5 +3,5 @@
 #include "variant_body.hpp"
 
 namespace cpu_native {
-const Variant portable_variant = make_variant<Portable, Portable>();
+const Variant portable_variant = make_variant<Portable>();
 }

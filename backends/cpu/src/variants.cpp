@@ -19,7 +19,8 @@ bool runs_here(const Variant* variant) {
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (variant == avx512_variant) return has_avx512;
-    return has_avx512 && __builtin_cpu_supports("avx512bf16");
+    // Of the CPUs that multiply bfloat16 one generation (Cooper Lake) cannot permute bytes; it is not worth a variant.
+    return has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
 #else
     return false;
 #endif
@@ -128,18 +129,27 @@ bool is_exact_in_bf16(const Operand& op) {
     return true;
 }
 
+// Whether elements are bfloat16 numbers and scales either fold into them exactly or can be deferred.
+bool fit_bf16(const Operand& a, const Operand& b) {
+    for (const Operand* op : {&a, &b})
+        if (op->kind == Kind::fp32 || (op->kind == Kind::bf16 && op->scales != nullptr && op->is_ue8m0)) return false;
+    return !(has_float_scales(a) || has_float_scales(b)) || deferred_block(a, b) != 0;
+}
+
 bool gemm(const Operand& a, const Operand& b, const Output& out, GemmOptions options) {
     if (a.mn == 0 || b.mn == 0) return true;
     if (double(a.mn) * double(b.mn) * double(a.k) < products_worth_a_thread) options.threads = 1;
-    const bool is_dot = !options.is_row_invariant && a.mn <= most_dot_rows && b.is_k_major && a.k <= most_dot_k &&
-                        (b.scales == nullptr || b.gran_k % 32 == 0);
     const VariantList& list = usable_variants();
     const Variant* variant = options.variant != nullptr ? options.variant : list.items[list.count - 1];
-    if (is_dot) {
+    const bool multiplies_bf16 = variant->multiplies_bf16 && options.allows_bf16 && fit_bf16(a, b);
+    // Multiplying pairs pays for packing them from two rows on.
+    const int64_t dot_rows = multiplies_bf16 ? 1 : most_dot_rows;
+    if (!options.is_row_invariant && a.mn <= dot_rows && b.is_k_major && a.k <= most_dot_k &&
+        (b.scales == nullptr || b.gran_k % 32 == 0)) {
         variant->dot_gemm(a, b, out, options.threads);
         return true;
     }
-    if (variant->needs_exact_bf16 && !(options.allows_bf16 && is_exact_in_bf16(a) && is_exact_in_bf16(b))) {
+    if (variant->multiplies_bf16 && !multiplies_bf16) {
         if (options.variant != nullptr) return false;
         variant = list.items[list.count - 2];
     }

@@ -7,7 +7,7 @@ namespace cpu_native {
 
 struct Variant {
     const char* name;
-    bool needs_exact_bf16;  // operands, scales applied, must be bfloat16 numbers
+    bool multiplies_bf16;  // elements must be bfloat16 numbers, float32 scales apply to whole K blocks
     void (*packed_gemm)(const Operand& a, const Operand& b, const Output& out, int threads);
     void (*dot_gemm)(const Operand& a, const Operand& b, const Output& out, int threads);
     void (*rows_to_fp32)(const Operand&, int64_t row0, int64_t row1, bool apply_scales, float* out, int64_t pitch);
