@@ -2,14 +2,16 @@
 
 Here: which kernel multiplies what. Epilogues other than `c + alpha * product` and groups are elsewhere.
 
-Three kernels share the work, none of which holds a whole decoded operand (see `panel_bound_bytes`):
+No kernel holds a whole decoded operand (see `panel_bound_bytes`):
 
-* few rows of A: every row of B is decoded in registers and multiplied at once;
-* otherwise tiles are decoded into packed float32 panels in cache (bfloat16 pairs where the CPU multiplies them);
-* large products on CPUs with native bfloat16: decoded bfloat16 panels and torch's product, when that is exact.
+* AVX512_BF16: tiles are decoded into packed bfloat16 pairs in cache. Power-of-two scales go into the exponents, float32
+  scales are multiplied to the float32 sums of each K block.
+* Otherwise, few rows of A: every row of B is decoded in registers and multiplied at once.
+* Otherwise tiles are decoded into packed float32 panels in cache, scales multiplied into the elements: exact for powers
+  of two, one float32 rounding (2^-24 relative) for other scales. docs/numerics.md compares this with scaled sums.
+* CPUs whose bfloat16 product only torch uses (AMX): decoded bfloat16 panels and torch's product, when that is exact.
 
-Sums are float32. Scales are multiplied into the decoded elements: exact for powers of two, one float32 rounding
-(2^-24 relative) for other scales, which is below the error of a float32 accumulation.
+Sums are float32 throughout.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .. import _native
 #: Bytes of one decoded bfloat16 panel of the torch path; there is one of A and one of B.
 PANEL_BYTES = 16 << 20
 
-# Rows of A from which torch's bfloat16 product beats decoding into packed panels, on CPUs that have one.
+# Rows of A from which torch's bfloat16 product beats decoding into packed panels, where `_multiplies_in_torch`.
 _MIN_ROWS_OF_TORCH_BF16 = 48
 
 _KIND_CODE = {"bf16": 0, "fp8": 1, "fp4": 2, "fp32": 3}
@@ -78,6 +80,7 @@ def matmul_nt(
         and isa is None
         and not row_invariant
         and m >= _MIN_ROWS_OF_TORCH_BF16
+        and _multiplies_in_torch()
         and accumulate is None
         and alpha == 1.0
         and out.dtype is torch.bfloat16
@@ -148,11 +151,22 @@ def _fields(operand: Operand) -> _native.OperandFields:
     return (*head, words.data_ptr(), size, is_ue8m0, row_pitch * size, word_pitch * size, scales.gran_mn, scales.gran_k)
 
 
+def _torch_has(*names: str) -> bool:
+    # torch has no public name for these; without them the slower path is right too.
+    return any(getattr(torch.cpu, name, bool)() for name in names)
+
+
+@functools.cache
+def _multiplies_in_torch() -> bool:
+    """Whether torch multiplies bfloat16 faster than the native kernels here: AMX, or AVX512_BF16 without byte permutes."""
+    if _torch_has("_is_amx_tile_supported"):
+        return True
+    return _torch_has("_is_avx512_bf16_supported") and "avx512_bf16" not in _native.isa_variants()
+
+
 @functools.cache
 def _has_native_bf16() -> bool:
-    # torch has no public name for these; without them the slower path is right too.
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, bool)() for name in names)
+    return _multiplies_in_torch() or "avx512_bf16" in _native.isa_variants()
 
 
 def _compute_dtype() -> str:

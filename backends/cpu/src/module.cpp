@@ -96,7 +96,8 @@ void gemm_tuples(const py::tuple& a_fields, const py::tuple& b_fields, const py:
         py::gil_scoped_release released;
         is_done = gemm(a, b, out, {threads < 1 ? 1 : threads, variant, allows_bf16, row_invariant});
     }
-    if (!is_done) throw py::value_error("isa '" + std::string(isa) + "' needs operands that bfloat16 holds exactly");
+    if (!is_done) throw py::value_error("isa '" + std::string(isa) + "' needs operands that bfloat16 holds exactly, float32 "
+                                          "scales aside, whose blocks must fit each other");
 }
 
 void decode_tuples(const py::tuple& fields, int64_t row0, int64_t row1, uintptr_t out, bool is_fp32, int64_t pitch,

@@ -25,6 +25,9 @@ struct Operand {
     int64_t gran_mn, gran_k;
 };
 
+// K steps of one pass of packed_gemm.hpp: a tile of B stays in the L1 cache.
+inline constexpr int64_t pass_k = 256;
+
 // Float32 scales of blocks at least this long along K can be multiplied to sums instead of elements.
 inline constexpr int64_t least_deferred_block = 32;
 
@@ -35,8 +38,7 @@ inline int64_t deferred_block(const Operand& a, const Operand& b) {
     const int64_t of_a = has_float_scales(a) ? a.gran_k : 0, of_b = has_float_scales(b) ? b.gran_k : 0;
     const int64_t shorter = of_a == 0 || (of_b != 0 && of_b < of_a) ? of_b : of_a;
     if (shorter == 0 || of_a % shorter != 0 || of_b % shorter != 0 || shorter % least_deferred_block != 0) return 0;
-    constexpr int64_t pass = 256;  // of packed_gemm.hpp
-    return pass % shorter == 0 || shorter % pass == 0 ? shorter : 0;
+    return pass_k % shorter == 0 || shorter % pass_k == 0 ? shorter : 0;
 }
 
 // Limits of dot_gemm.hpp; the second bounds its decoded A to 4 MiB.

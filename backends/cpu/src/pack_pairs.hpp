@@ -29,6 +29,26 @@ private:
     static constexpr uint32_t least_exponent = 10, most_exponent = 246;
     alignas(64) static constexpr uint8_t zeros[64] = {};
 
+    // Walks along K in steps of 32 without dividing.
+    class ScaleBlocks {
+    public:
+        ScaleBlocks(const Operand& op, int64_t k0) : op_(op) {
+            if (op.scales == nullptr) return;
+            block_ = k0 / op.gran_k;
+            left_ = (block_ + 1) * op.gran_k - k0;
+        }
+        CPU_NATIVE_INLINE bool next(int64_t row0, Scaling& scaling) {
+            const bool is_usable = load_scaling(op_, row0, block_, scaling);
+            left_ -= scale_step;
+            if (left_ == 0) ++block_, left_ = op_.gran_k;
+            return is_usable;
+        }
+
+    private:
+        const Operand& op_;
+        int64_t block_ = 0, left_ = 0;
+    };
+
     // False, `out` unspecified: a scale is out of range, a scaled code is NaN, or the panel is cut.
     template <class Chunk>
     static bool panel_of(const Operand& op, int64_t row0, int64_t k0, int64_t count, uint32_t* out) {
@@ -38,49 +58,51 @@ private:
 
     template <class Chunk>
     static bool rows(const Operand& op, int64_t row0, int64_t k0, int64_t count, uint32_t* out) {
-        const uint8_t* lines[pair_rows];
-        int64_t advance[pair_rows];
-        for (int r = 0; r < pair_rows; ++r) {
-            const bool is_inside = row0 + r < op.mn;
-            lines[r] = is_inside ? op.data + (row0 + r) * op.pitch + k0 * Chunk::bits / 8 : zeros;
-            advance[r] = is_inside ? 64 : 0;
-        }
+        const bool is_whole = row0 + pair_rows <= op.mn;
+        const uint8_t* line = op.data + row0 * op.pitch + k0 * Chunk::bits / 8;
         Chunk chunk;
-        for (int64_t done = 0; done < count; done += Chunk::chunk, out += Chunk::chunk / 2 * pair_rows) {
+        ScaleBlocks blocks(op, k0);
+        for (int64_t done = 0; done < count; done += Chunk::chunk, line += 64, out += Chunk::chunk / 2 * pair_rows) {
             const int steps = int(count - done < Chunk::chunk ? count - done : Chunk::chunk);
             alignas(64) uint8_t padded[pair_rows][64];
-            const uint8_t* starts[pair_rows];
-            for (int r = 0; r < pair_rows; ++r) {
-                starts[r] = steps == Chunk::chunk ? lines[r] : padded_row<Chunk>(lines[r], steps, advance[r] != 0, padded[r]);
-                lines[r] += advance[r];
-                __builtin_prefetch(lines[r] + prefetch_bytes - 64);
+            const uint8_t* first = line;
+            int64_t pitch = op.pitch;
+            if (is_whole) {
+#pragma GCC unroll 16
+                for (int r = 0; r < pair_rows; ++r) __builtin_prefetch(line + r * pitch + prefetch_bytes);
+            }
+            if (!is_whole || steps < Chunk::chunk) {
+                for (int r = 0; r < pair_rows; ++r)
+                    copy_row<Chunk>(line + r * pitch, row0 + r < op.mn ? steps : 0, padded[r]);
+                first = padded[0];
+                pitch = 64;
             }
             if (op.scales == nullptr) {
                 constexpr NoScaling none[4];
-                chunk.rows(starts, none, out);
+                chunk.rows(first, pitch, none, out);
                 continue;
             }
             Scaling scaling[4] = {};
             for (int i = 0; i * scale_step < steps; ++i)
-                if (!load_scaling(op, row0, (k0 + done + i * scale_step) / op.gran_k, scaling[i])) return false;
-            chunk.rows(starts, scaling, out);
+                if (!blocks.next(row0, scaling[i])) return false;
+            chunk.rows(first, pitch, scaling, out);
         }
         return !chunk.has_nan();
     }
 
-    // The last bytes of a row, which must not be read past their end.
+    // Copies what may be read of the 64 bytes of a row; the rest is zeros.
     template <class Chunk>
-    static const uint8_t* padded_row(const uint8_t* line, int steps, bool is_inside, uint8_t* out) {
+    static void copy_row(const uint8_t* line, int steps, uint8_t* out) {
         std::memset(out, 0, 64);
-        if (is_inside) std::memcpy(out, line, size_t(steps * Chunk::bits + 7) / 8);
+        std::memcpy(out, line, size_t(steps * Chunk::bits + 7) / 8);
         if (steps * Chunk::bits % 8 != 0) out[steps * Chunk::bits / 8] &= 15;
-        return out;
     }
 
     template <class Chunk>
     static bool columns(const Operand& op, int64_t row0, int64_t k0, int64_t count, uint32_t* out) {
         const uint8_t* line = op.data + k0 * op.pitch + row0 * Chunk::bits / 8;
         Chunk chunk;
+        ScaleBlocks blocks(op, k0);
         Scaling scaling{};
         for (int64_t done = 0; done < count; done += 4, out += 2 * pair_rows) {
             const uint8_t* starts[4];
@@ -89,7 +111,7 @@ private:
                 chunk.columns(starts, NoScaling{}, out);
                 continue;
             }
-            if (done % scale_step == 0 && !load_scaling(op, row0, (k0 + done) / op.gran_k, scaling)) return false;
+            if (done % scale_step == 0 && !blocks.next(row0, scaling)) return false;
             chunk.columns(starts, scaling, out);
         }
         return !chunk.has_nan();

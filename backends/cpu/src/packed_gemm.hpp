@@ -18,12 +18,11 @@ template <class V, class Pack>
 struct PackedGemm {
     using Packed = typename V::Packed;
     static constexpr int lanes = V::lanes, group = V::group;
-    static constexpr int64_t block_k = 256;                        // K steps per pass: a B tile stays in the L1 cache
+    static constexpr int64_t block_k = pass_k;
     static constexpr int64_t block_words = block_k / group * lanes;  // of one panel
     static constexpr int64_t unit = V::tile_vectors * lanes;       // columns of one micro-kernel tile
     static constexpr int64_t most_units = 12;                      // columns per task: bounds packed B and accumulators
     static constexpr int64_t cached_rows = 128;                    // rows of A per sweep: 128 KiB in the L2 cache
-    static constexpr int64_t most_runs = block_k / least_deferred_block;
 
     static void run(const Operand& a, const Operand& b, const Output& out, int threads) {
         const int64_t m = a.mn, n = b.mn;
@@ -93,7 +92,6 @@ private:
             if (run_k > block_k) run_k = block_k;
             runs_per_pass = block_k / run_k;
         }
-        bool is_deferred() const { return a_is_deferred || b_is_deferred; }
         int64_t steps_of(int64_t pass) const { return a.k - pass * block_k < block_k ? a.k - pass * block_k : block_k; }
     };
 

@@ -34,11 +34,11 @@ CPU_NATIVE_INLINE void transpose_lanes(const __m512i* in, __m512i* out) {
 // Transposes 64 bytes of each of sixteen rows within groups of four rows and within lanes, in units of 1, 2 or 4 bytes:
 // lane l of quads[q][g] holds units q * 4 / bytes ... of 16-byte piece l of rows 4 g .. 4 g + 3, rows first.
 template <int bytes>
-CPU_NATIVE_INLINE void transpose_quads(const uint8_t* const* rows, __m512i (*quads)[4]) {
+CPU_NATIVE_INLINE void transpose_quads(const uint8_t* rows, int64_t pitch, __m512i (*quads)[4]) {
 #pragma GCC unroll 4
     for (int g = 0; g < 4; ++g) {
         __m512i r[4];
-        for (int i = 0; i < 4; ++i) r[i] = _mm512_loadu_si512(rows[4 * g + i]);
+        for (int i = 0; i < 4; ++i, rows += pitch) r[i] = _mm512_loadu_si512(rows);
         __m512i low01, low23, high01, high23;
         if constexpr (bytes == 1) {
             low01 = _mm512_unpacklo_epi8(r[0], r[1]), low23 = _mm512_unpacklo_epi8(r[2], r[3]);
@@ -61,12 +61,44 @@ CPU_NATIVE_INLINE void transpose_quads(const uint8_t* const* rows, __m512i (*qua
 
 CPU_NATIVE_INLINE void store_pairs(uint32_t* out, int64_t word, __m512i pairs) {
     _mm512_storeu_si512(out + word * pair_rows, pairs);
+    asm volatile("" ::: "memory");  // GCC would keep all results until the end, most of them on the stack
 }
+
+// Exact bfloat16 bits of an E4M3 code without its sign.
+constexpr uint16_t bf16_of_e4m3(unsigned code) {
+    const unsigned exponent = code >> 3, mantissa = code & 7;
+    if (code == 0x7f) return 0x7fc0;
+    if (exponent != 0) return uint16_t((exponent + 120) << 7 | mantissa << 4);
+    const unsigned top = mantissa >= 4 ? 2 : mantissa >= 2 ? 1 : 0;  // a subnormal number: mantissa * 2^-9
+    return mantissa == 0 ? 0 : uint16_t((118 + top) << 7 | ((mantissa << (7 - top)) & 127));
+}
+
+// Look-up tables and byte orders.
+struct PairTables {
+    uint8_t low[128], high[128];  // bytes of the bfloat16 values of E4M3 codes
+    uint16_t e2m1[32];            // bfloat16 values of the sixteen E2M1 codes, twice
+    uint8_t columns[64];          // bytes of four columns to two words: [rows / 4][word][rows][2]
+    uint16_t interleaved[32];     // words of two columns by turns
+
+    constexpr PairTables() : low(), high(), e2m1(), columns(), interleaved() {
+        for (unsigned code = 0; code < 128; ++code) {
+            low[code] = uint8_t(bf16_of_e4m3(code));
+            high[code] = uint8_t(bf16_of_e4m3(code) >> 8);
+        }
+        for (unsigned i = 0; i < 32; ++i) {
+            const unsigned code = e4m3_of_e2m1[i & 15];
+            e2m1[i] = uint16_t(bf16_of_e4m3(code & 127) | (code & 128) << 8);
+            interleaved[i] = uint16_t(i / 2 + i % 2 * 32);
+        }
+        for (unsigned i = 0; i < 64; ++i) columns[i] = uint8_t(16 * (i / 8 % 2 * 2 + i % 2) + i / 16 * 4 + i % 8 / 2);
+    }
+};
+alignas(64) inline constexpr PairTables pair_tables;
 
 // Every type of chunk below has
 //   chunk           K steps handled at a time by `rows`, from 64 bytes of each row of a K-major operand
 //   bits            of a stored element
-//   rows            (addresses of sixteen rows, scaling of each 32 K steps, out)
+//   rows            (address and pitch of sixteen rows, scaling of each 32 K steps, out)
 //   columns         (addresses of four columns of an MN-major operand, sixteen rows each, scaling, out): four K steps
 //   has_nan         whether a scaled element was NaN, which is then wrong in `out`
 
@@ -74,26 +106,15 @@ class Fp8Chunk {
 public:
     static constexpr int chunk = 64, bits = 8;
 
-    Fp8Chunk() {
-        alignas(64) uint8_t low[128], high[128], order[64];
-        for (int code = 0; code < 128; ++code) {
-            const uint16_t value = bf16_of_float(e4m3_values[code]);
-            low[code] = uint8_t(value);
-            high[code] = uint8_t(value >> 8);
-        }
-        low0_ = _mm512_load_si512(low), low1_ = _mm512_load_si512(low + 64);
-        high0_ = _mm512_load_si512(high), high1_ = _mm512_load_si512(high + 64);
-        for (int i = 0; i < 64; ++i) order[i] = uint8_t(16 * (i / 8 % 2 * 2 + i % 2) + i / 16 * 4 + i % 8 / 2);
-        order_ = _mm512_load_si512(order);
-    }
+    Fp8Chunk() {}  // written out: GCC compiles implicit members without the pragma's target
 
     // The high byte of NaN is above that of every number.
     bool has_nan() const { return _mm512_cmpge_epu8_mask(largest_, _mm512_set1_epi8(0x7f)) != 0; }
 
     template <class S>
-    CPU_NATIVE_INLINE void rows(const uint8_t* const* rows, const S* scaling, uint32_t* out) {
+    CPU_NATIVE_INLINE void rows(const uint8_t* rows, int64_t pitch, const S* scaling, uint32_t* out) {
         __m512i quads[4][4];
-        transpose_quads<2>(rows, quads);
+        transpose_quads<2>(rows, pitch, quads);
 #pragma GCC unroll 4
         for (int q = 0; q < 4; ++q) {
             __m512i codes[4];
@@ -131,8 +152,9 @@ private:
         store_pairs(out, word + 1, scaling.apply(_mm512_unpackhi_epi8(low, high)));
     }
 
-    __m512i low0_, low1_, high0_, high1_;  // bytes of the values of codes 0 .. 63 and 64 .. 127
-    __m512i order_;                        // brings four columns into the order of look_up
+    __m512i low0_ = _mm512_loadu_si512(pair_tables.low), low1_ = _mm512_loadu_si512(pair_tables.low + 64);
+    __m512i high0_ = _mm512_loadu_si512(pair_tables.high), high1_ = _mm512_loadu_si512(pair_tables.high + 64);
+    __m512i order_ = _mm512_loadu_si512(pair_tables.columns);
     __m512i largest_ = _mm512_setzero_si512();
 };
 
@@ -140,24 +162,17 @@ class Fp4Chunk {
 public:
     static constexpr int chunk = 128, bits = 4;
 
-    Fp4Chunk() {
-        alignas(64) uint16_t values[32];
-        for (int code = 0; code < 32; ++code) values[code] = bf16_of_float(e4m3_values[e4m3_of_e2m1[code & 15]]);
-        values_ = _mm512_load_si512(values);
-        alignas(16) uint8_t index[16];
-        for (int d = 0; d < 4; ++d) {
-            for (int i = 0; i < 16; ++i) index[i] = i % 2 == 0 ? uint8_t(4 * d + i / 4) : 0x80;
-            bytes_of_[d] = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(index)));
-        }
-        shifts_ = _mm512_set1_epi32(4 << 16);
-    }
+    Fp4Chunk() {}
 
     bool has_nan() const { return false; }
 
     template <class S>
-    CPU_NATIVE_INLINE void rows(const uint8_t* const* rows, const S* scaling, uint32_t* out) {
+    CPU_NATIVE_INLINE void rows(const uint8_t* rows, int64_t pitch, const S* scaling, uint32_t* out) {
+        const __m512i values = _mm512_loadu_si512(pair_tables.e2m1);  // by the low five bits, of which bit 4 is arbitrary
+        const __m512i first_bytes = _mm512_set4_epi32(0x03030303, 0x02020202, 0x01010101, 0);  // of a lane: four rows
+        const __m512i shifts = _mm512_set1_epi32(4 << 16);            // odd words take the high nibble
         __m512i quads[4][4];
-        transpose_quads<1>(rows, quads);
+        transpose_quads<1>(rows, pitch, quads);
 #pragma GCC unroll 4
         for (int q = 0; q < 4; ++q) {
             __m512i bytes[4];
@@ -166,8 +181,9 @@ public:
             for (int piece = 0; piece < 4; ++piece)
 #pragma GCC unroll 4
                 for (int d = 0; d < 4; ++d) {
-                    const __m512i nibbles = _mm512_srlv_epi16(_mm512_shuffle_epi8(bytes[piece], bytes_of_[d]), shifts_);
-                    const __m512i pairs = _mm512_permutexvar_epi16(nibbles, values_);
+                    const __m512i twice = _mm512_shuffle_epi8(bytes[piece], _mm512_add_epi8(first_bytes, _mm512_set1_epi8(char(4 * d))));
+                    const __m512i nibbles = _mm512_srlv_epi16(twice, shifts);
+                    const __m512i pairs = _mm512_permutexvar_epi16(nibbles, values);
                     store_pairs(out, 16 * piece + 4 * q + d, scaling[piece].apply(pairs));
                 }
         }
@@ -182,9 +198,6 @@ public:
     }
 
 private:
-    __m512i values_;       // of the sixteen codes, twice: bit 4 of an index is arbitrary
-    __m512i bytes_of_[4];  // in every lane: byte 4 d + i to both halves of double word i
-    __m512i shifts_;       // of odd words, to the high nibble
     Fp8Chunk as_fp8_;
 };
 
@@ -192,18 +205,14 @@ class Bf16Chunk {
 public:
     static constexpr int chunk = 32, bits = 16;
 
-    Bf16Chunk() {
-        alignas(64) uint16_t order[32];
-        for (int i = 0; i < 32; ++i) order[i] = uint16_t(i / 2 + i % 2 * 32);
-        order_ = _mm512_load_si512(order);
-    }
+    Bf16Chunk() {}
 
     bool has_nan() const { return false; }
 
     template <class S>
-    CPU_NATIVE_INLINE void rows(const uint8_t* const* rows, const S*, uint32_t* out) {
+    CPU_NATIVE_INLINE void rows(const uint8_t* rows, int64_t pitch, const S*, uint32_t* out) {
         __m512i quads[4][4];
-        transpose_quads<4>(rows, quads);
+        transpose_quads<4>(rows, pitch, quads);
 #pragma GCC unroll 4
         for (int q = 0; q < 4; ++q) {
             __m512i pairs[4];
@@ -224,7 +233,7 @@ public:
     }
 
 private:
-    __m512i order_;  // interleaves the words of two columns
+    __m512i order_ = _mm512_loadu_si512(pair_tables.interleaved);
 };
 
 }  // namespace

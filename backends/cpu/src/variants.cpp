@@ -142,9 +142,8 @@ bool gemm(const Operand& a, const Operand& b, const Output& out, GemmOptions opt
     const VariantList& list = usable_variants();
     const Variant* variant = options.variant != nullptr ? options.variant : list.items[list.count - 1];
     const bool multiplies_bf16 = variant->multiplies_bf16 && options.allows_bf16 && fit_bf16(a, b);
-    // Multiplying pairs pays for packing them from two rows on.
-    const int64_t dot_rows = multiplies_bf16 ? 1 : most_dot_rows;
-    if (!options.is_row_invariant && a.mn <= dot_rows && b.is_k_major && a.k <= most_dot_k &&
+    // Packing pairs is so cheap that it pays for a single row already.
+    if (!multiplies_bf16 && !options.is_row_invariant && a.mn <= most_dot_rows && b.is_k_major && a.k <= most_dot_k &&
         (b.scales == nullptr || b.gran_k % 32 == 0)) {
         variant->dot_gemm(a, b, out, options.threads);
         return true;

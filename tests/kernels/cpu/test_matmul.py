@@ -61,6 +61,49 @@ def test_mn_major_operands(make_operand, isa, kind, a_major, b_major):
         assert_close(out, product(a, b), FP32_TOLERANCE, f"{m}x{n}x{k}")
 
 
+@pytest.mark.parametrize("m", [1, 7, 40])
+@pytest.mark.parametrize(
+    ("a_scales", "b_scales"),
+    [
+        ((ScaleFormat.FP32, 1, 128), (ScaleFormat.FP32, 128, 128)),
+        ((ScaleFormat.FP32, 1, 32), (ScaleFormat.FP32, 1, 128)),
+        ((ScaleFormat.FP32, 1, 512), (ScaleFormat.FP32, 16, 64)),
+        ((ScaleFormat.FP32, 1, 64), (ScaleFormat.UE8M0X2_INT16, 1, 32)),
+        ((ScaleFormat.UE8M0X4_INT32, 1, 128), (ScaleFormat.FP32, 128, 256)),
+        ((ScaleFormat.FP32, 1, 128), None),
+    ],
+    ids=str,
+)
+def test_float_scales_of_blocks_that_fit_each_other(make_operand, isa, m, a_scales, b_scales):
+    for n, k in [(20, 514), (150, 1100)]:
+        a, b = make_operand("fp8", m, k, *a_scales), make_operand("fp4", n, k, *(b_scales or ()))
+        out = torch.full((m, n), 7.0)
+        matmul_nt(a, b, out, isa=isa)
+        assert_close(out, product(a, b), FP32_TOLERANCE, f"{m}x{n}x{k}")
+
+
+def test_float_scales_of_blocks_that_do_not_fit_are_multiplied_in_float32(make_operand):
+    a = make_operand("fp8", 20, 288, ScaleFormat.FP32, 1, 96)
+    b = make_operand("fp8", 30, 288, ScaleFormat.FP32, 1, 64)
+    out = torch.empty(20, 30)
+    matmul_nt(a, b, out)
+    assert_close(out, product(a, b), FP32_TOLERANCE)
+    if "avx512_bf16" in _native.isa_variants():
+        with pytest.raises(ValueError, match="needs operands"):
+            matmul_nt(a, b, out, isa="avx512_bf16")
+
+
+def test_non_finite_float_scales_reach_exactly_their_outputs(make_operand, isa):
+    a = make_operand("fp8", 20, 256, ScaleFormat.FP32, 1, 128)
+    b = make_operand("fp8", 40, 256, ScaleFormat.FP32, 1, 128)
+    a.scales.data[3, 1] = b.scales.data[17, 0] = float("nan")
+    out = torch.empty(20, 40)
+    matmul_nt(a, b, out, isa=isa)
+    expected = torch.zeros(20, 40, dtype=torch.bool)
+    expected[3, :] = expected[:, 17] = True
+    assert torch.equal(out.isnan(), expected)
+
+
 @pytest.mark.parametrize("row_major_scales", [True, False])
 @pytest.mark.parametrize("m", [1, 3, 20])
 def test_exponents_at_the_ends_of_their_range(make_operand, isa, m, row_major_scales):
@@ -116,6 +159,7 @@ def test_bf16_output_is_the_rounded_fp32_output(make_operand, isa):
 
 @pytest.mark.parametrize("pair", [("fp8", "fp8"), ("fp8", "fp4"), ("fp4", "fp4"), ("bf16", "bf16")])
 def test_bfloat16_panels_give_the_same_products(make_operand, monkeypatch, pair):
+    monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul._multiplies_in_torch", lambda: True)
     monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul.PANEL_BYTES", 32 << 10)  # several panels of each side
     scales = (ScaleFormat.UE8M0X2_INT16, 1, 32) if pair[0] != "bf16" else ()
     a, b = make_operand(pair[0], 130, 256, *scales), make_operand(pair[1], 150, 256, *scales)
@@ -129,6 +173,7 @@ def test_bfloat16_panels_are_not_used_where_they_would_round(make_operand, monke
     def refuse(*_args: object) -> None:
         raise AssertionError("bfloat16 panels were used")
 
+    monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul._multiplies_in_torch", lambda: True)
     monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul._torch_bf16", refuse)
     exact = (ScaleFormat.UE8M0X2_INT16, 1, 32)
     a, b = make_operand("fp8", 64, 96, *exact), make_operand("fp8", 40, 96, *exact)
