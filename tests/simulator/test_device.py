@@ -184,6 +184,21 @@ def test_the_device_answers_what_scripts_ask():
         assert ascend_driver.get_num_cube_cores() == 32
 
 
+def test_outputs_of_packed_types_are_allocated_as_torch_has_them():
+    @T.prim_func
+    def copy_fp4(src: T.Tensor((64,), T.float4_e2m1fn), dst: T.Tensor((64,), T.float4_e2m1fn)):
+        with T.Kernel(1):
+            staged = T.alloc_shared((64,), T.float4_e2m1fn)
+            T.copy(src, staged)
+            T.copy(staged, dst)
+
+    codes = torch.arange(32, dtype=torch.uint8) * 7
+    with simulated_device():
+        out = tilelang.compile(copy_fp4, out_idx=-1, target="ascend")(codes.view(torch.float4_e2m1fn_x2))
+    assert out.dtype == torch.float4_e2m1fn_x2
+    assert torch.equal(out.view(torch.uint8), codes)
+
+
 def test_an_error_inside_still_restores_everything():
     real = torch.device
     with pytest.raises(ZeroDivisionError), simulated_device():

@@ -128,7 +128,7 @@ def test_without_data_the_programs_still_run(run_ascend):
     body = """
       asc_set_gm2l1_nz_para(1, 1, 16, 0);
       for (int i = 0; i < 3; ++i)
-        asc_copy_gm2l1_nd2nz((half*)0, X, 32, static_cast<asc_load_l2_cache_mode>(0), 16, 16, 0, 0);
+        asc_copy_gm2l1_nd2nz((half*)0 + 256 * i, X, 32, static_cast<asc_load_l2_cache_mode>(0), 16, 16, 0, 0);
     """
     x = torch.ones(16, 16, dtype=torch.float16)
     report = run_ascend(body, {"X": x}, functional=False, memories=True)

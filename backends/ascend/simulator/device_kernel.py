@@ -100,7 +100,7 @@ class SimulatedKernel:
             values.insert(index, outputs[index])
         if not self._run(values, kwargs):
             for tensor in outputs.values():
-                tensor.zero_()
+                tensor.view(torch.uint8).zero_()
         results = [outputs[i] for i in self.out_idx]
         return results[0] if len(results) == 1 else results
 

@@ -189,7 +189,9 @@ def _check_shape(argument: Argument, tensor: torch.Tensor, sizes: dict[str, int]
 
 def _torch_dtype(name: str) -> torch.dtype:
     plain = re.sub(r"x\d+$", "", _TORCH_NAMES.get(name, name))
-    return getattr(torch, plain, torch.uint8)  # packed 4-bit and e8m0 values travel as bytes
+    if plain == "float4_e2m1fn":
+        plain = "float4_e2m1fn_x2"
+    return getattr(torch, plain, torch.uint8)  # what torch has no type for travels as bytes
 
 
 def allocate_outputs(arguments: tuple[Argument, ...], inputs: list[Any], outputs: list[int]) -> dict[int, torch.Tensor]:

@@ -127,7 +127,7 @@ def _entries(signatures: tuple[Signature, ...]) -> str:
 def translate(source: str) -> Translation:
     """Make generated Ascend C compilable by a host compiler. Line n of the result is line n of `source`."""
     signatures = read_signatures(source)
-    uses_simd = bool(_SIMD.search(source)) or "ascend_nd2nz" in source or "simd_inst" in source
+    uses_simd = bool(_SIMD.search(source)) or "nd2nz_copy" in source or "simd_inst" in source
     text = _UB_BASE.sub(r"((\1*)(::usim::ub_base() + \2))", source)
     text, modes = _rewrite_simt(text)
     text = _rewrite_calls(text, modes)

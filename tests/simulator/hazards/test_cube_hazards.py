@@ -132,7 +132,9 @@ def test_locks_order_as_events_do(run_ascend):
 
 def unit(mmad, *copies):
     """The kernel with unit flags instead of the event between multiply and store."""
-    store = "".join(STEPS["store"].replace("asc_unit_flag_mode>(0)", f"asc_unit_flag_mode>({c})") for c in copies)
+    store = "asc_sync_pipe(PIPE_FIX);".join(
+        STEPS["store"].replace("asc_unit_flag_mode>(0)", f"asc_unit_flag_mode>({c})") for c in copies
+    )
     return {
         "multiply": STEPS["multiply"].replace("16, 16, 16, 0, 1", f"16, 16, 16, {mmad}, 1"),
         "multiplied": None,
@@ -149,7 +151,8 @@ def test_unit_flags_order_as_events_do(run_ascend, seed):
         assert torch.equal(t["D"], t["A"].float() @ t["B"].float().T)
     # The next tile's multiply waits until the store has cleared the flags.
     twice = unit(3, 3)
-    run_ascend(kernel(**twice) + "\n" + twice["multiply"] + twice["store"], tensors(), seed=seed)
+    again = "\n" + twice["multiply"] + "asc_sync_pipe(PIPE_FIX);" + twice["store"]
+    run_ascend(kernel(**twice) + again, tensors(), seed=seed)
 
 
 def test_unit_flag_misuse(run_ascend):

@@ -187,3 +187,26 @@ def test_undefined_padding_is_refused(run_ascend):
     )
     with pytest.raises(UnimplementedBuiltinError, match="const_pad = 0"):
         run_ascend(body, {"X": torch.zeros(32)}, kind="vector")
+
+
+def test_a_padding_block_is_stored_with_a_warning_and_nothing_else(run_ascend):
+    """A compact NZ tile: 3 rows of one 32-byte block per column group, and a padding block that nothing writes."""
+    t = {"X": torch.arange(48, dtype=torch.float32), "Y": torch.zeros(64)}
+    rows = {"bursts": 1, "src_stride": 0, "dst_stride": 0}
+
+    def tile(length=96):
+        first = IN.format(**rows, dst=0, src=0, length=96)
+        return UB + first + IN.format(**rows, dst=128, src=96, length=length) + ORDER
+
+    def store(src, length):
+        return OUT.format(dst=0, src=src, bursts=1, length=length, dst_stride=0, src_stride=0)
+
+    report = run_ascend(tile() + store(0, 256), t, kind="vector")
+    assert torch.equal(t["Y"].reshape(2, 32)[:, :24], t["X"].reshape(2, 24))
+    assert report.warnings == ("asc_copy_ub2gm_align stores padding blocks that nothing has written to tensor 'Y'",)
+    with pytest.raises(UninitialisedError, match="stores UB byte 220 to byte 220"):  # not a whole block
+        run_ascend(tile(92) + store(0, 256), t, kind="vector")
+    with pytest.raises(UninitialisedError, match="stores UB byte 192"):  # two blocks
+        run_ascend(tile(64) + store(0, 256), t, kind="vector")
+    with pytest.raises(UninitialisedError, match="stores UB byte 96"):  # nothing in front of it
+        run_ascend(tile() + store(96, 96), t, kind="vector")

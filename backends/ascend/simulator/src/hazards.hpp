@@ -78,7 +78,8 @@ class Shadow {
     if (conflict.found) return;
     const bool commute = now.atomic != 0 && s.write.atomic == now.atomic;
     if (s.write.tick != 0 && !commute && !ordered(s.write)) conflict = {true, true, s.write};
-    if (!write || conflict.found) return;
+    if (!write || (conflict.found && s.write.actor != now.actor)) return;
+    // A read of somebody else says more about what is missing than an earlier write of the same pipe.
     for (const Access& r : s.reads)
       if (!ordered(r)) {
         conflict = {true, false, r};

@@ -159,6 +159,7 @@ struct Core {
   std::uint32_t unit_site = 0;
   std::array<Clock, kPipes> clock;
   std::array<std::uint32_t, kPipes> seen_scalar{};    // last scalar tick joined by each pipe
+  std::array<std::uint32_t, kPipes> completed{};      // own tick of each pipe up to which its instructions are known to be done
   Fiber fiber;
   std::unique_ptr<Stack> stack;
   const Instruction* blocked = nullptr;               // instruction the scalar program waits for
@@ -253,6 +254,8 @@ std::uint32_t site_of(const Core& core, const void* return_address);
 void warn(Core& core, std::string message);
 
 // ---- sync.cpp -------------------------------------------------------------------------------------------------------
+// What happened before `from` also happened before whatever `pipe` does next.
+void join_pipe(Core& core, int pipe, const Clock& from);
 bool is_sync(Op op);
 bool has_unit_flag(const Instruction& i);
 void before_unit_flag(Core& core, const Instruction& i);  // ordering taken over from the flags' last change
@@ -283,7 +286,8 @@ void require_aligned(Core& core, const Instruction& i, Memory m, std::uint64_t a
 Tensor* find_tensor(Launch& launch, const void* p, std::uint64_t bytes);
 Tensor& require_tensor(Core& core, const Instruction& i, const void* p, std::uint64_t bytes, bool write);
 // Happens-before: records the access and raises Race if nothing orders it after a conflicting one.
-void note(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi, bool write);
+// Accesses of equal non-zero `atomic` kind commute.
+void note(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi, bool write, std::uint16_t atomic = 0);
 void note_gm(Core& core, const Instruction& i, Tensor& t, std::uint64_t lo, std::uint64_t hi, bool write, std::uint16_t atomic = 0);
 // Remembers where uninitialised data entered, to be named when it reaches an output.
 void taint(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi);

@@ -157,11 +157,16 @@ Tensor& require_tensor(Core& core, const Instruction& i, const void* p, std::uin
 
 namespace {
 
-// Earlier access -> this one: same pipe, or the pipe's clock has seen the earlier tick.
+// The pipes that move data may complete two writes in another order than they were issued; the others do not (a.3, d.3).
+bool completes_in_order(int pipe) { return pipe == PIPE_S || pipe == PIPE_V || pipe == PIPE_M; }
+
+// Earlier access -> this one: an earlier one of the same pipe that is known to be done, or one whose tick the clock has seen.
 auto order(Core& core, const Instruction& i) {
-  return [&launch = *core.block->launch, &clock = core.clock[static_cast<std::size_t>(i.pipe)], block = core.block->index,
-          self = core.actor(i.pipe)](const Access& previous) {
-    if (previous.actor == self) return true;
+  const Clock& own = core.clock[static_cast<std::size_t>(i.pipe)];
+  const std::uint32_t now = own[clock_index(*core.block->launch, core.actor(i.pipe))];
+  const std::uint32_t done = completes_in_order(i.pipe) ? now : core.completed[static_cast<std::size_t>(i.pipe)];
+  return [&launch = *core.block->launch, &clock = own, block = core.block->index, self = core.actor(i.pipe), now, done](const Access& previous) {
+    if (previous.actor == self) return previous.tick <= done || previous.tick == now;
     if (!launch.inter && previous.actor / kSlots != block) return false;
     return previous.tick <= clock[clock_index(launch, previous.actor)];
   };
@@ -186,7 +191,9 @@ Access now(Core& core, const Instruction& i, std::uint64_t lo, std::uint64_t hi,
   constexpr const char* kinds[] = {"AIC", "AIV0", "AIV1"};
   const std::string here = pipe_name(i.pipe), there = pipe_name(static_cast<int>(pipe));
   std::string fix;
-  if (block != core.block->index)
+  if (p.actor == core.actor(i.pipe))
+    fix = "both are instructions of one pipe, which may complete them in another order: add asc_sync_pipe(PIPE_" + here + ") between them";
+  else if (block != core.block->index)
     fix = "two blocks touch the same bytes: give each block its own range, use atomic stores, or meet in asc_sync_inter_arrive/wait between them";
   else if (static_cast<int>(kind) != core.kind)
     fix = "signal from " + std::string(kinds[kind]) + " pipe " + there + " to " + kinds[core.kind] + " pipe " + here +
@@ -202,11 +209,11 @@ Access now(Core& core, const Instruction& i, std::uint64_t lo, std::uint64_t hi,
 
 }  // namespace
 
-void note(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi, bool write) {
+void note(Core& core, const Instruction& i, Memory m, std::uint64_t lo, std::uint64_t hi, bool write, std::uint16_t atomic) {
   if (!checking(core) || lo >= hi) return;
   std::uint64_t& written = core.block->arena->dirty[static_cast<std::size_t>(m)];
   if (write && hi > written) written = hi;
-  const Conflict c = core.block->shadow[static_cast<std::size_t>(m)].access(now(core, i, lo, hi, 0), write, order(core, i));
+  const Conflict c = core.block->shadow[static_cast<std::size_t>(m)].access(now(core, i, lo, hi, atomic), write, order(core, i));
   if (c.found) raise_race(core, i, memory_name(m), lo, hi, write, c);
 }
 

@@ -57,7 +57,7 @@ void run(Core& core, Instruction& i, const Clock* scalar) {
   if (checking(core)) {
     Clock& clock = core.clock[at(i.pipe)];
     if (i.pipe != PIPE_S && core.seen_scalar[at(i.pipe)] != i.dispatch_tick) {
-      join(clock, *scalar);
+      join_pipe(core, i.pipe, *scalar);
       core.seen_scalar[at(i.pipe)] = i.dispatch_tick;
     }
     ++clock[clock_index(*core.block->launch, core.actor(i.pipe))];

@@ -1,4 +1,6 @@
 // Flags, locks, barriers and cross-core counters (d): when an instruction may run, and what running it publishes.
+#include <algorithm>
+
 #include "machine.hpp"
 
 namespace usim {
@@ -91,7 +93,7 @@ void execute_cross(Core& core, const Instruction& i) {
     return;
   }
   Counter& counter = core.counters[static_cast<std::size_t>(s.id)];
-  if (checking(core)) join(core.clock[at(i.pipe)], counter.arrivals.front());
+  if (checking(core)) join_pipe(core, i.pipe, counter.arrivals.front());
   counter.arrivals.pop_front();
 }
 
@@ -165,7 +167,7 @@ bool has_unit_flag(const Instruction& i) {
 
 void before_unit_flag(Core& core, const Instruction& i) {
   if (!checking(core) || core.unit_clock.empty()) return;
-  each_fractal(i, [&](std::size_t f) { join(core.clock[at(i.pipe)], core.unit_clock[f]); });
+  each_fractal(i, [&](std::size_t f) { join_pipe(core, i.pipe, core.unit_clock[f]); });
 }
 
 void after_unit_flag(Core& core, const Instruction& i) {
@@ -177,6 +179,16 @@ void after_unit_flag(Core& core, const Instruction& i) {
     core.unit_flag[f] = now;
     if (checking(core)) core.unit_clock[f] = core.clock[at(i.pipe)];
   });
+}
+
+// A pipe issues in order, but only what others tell it (or asc_sync_pipe does) says that its own instructions are done:
+// in every clock but the pipe's own, its component is the tick of a notify, unlock or arrive.
+void join_pipe(Core& core, int pipe, const Clock& from) {
+  if (!from.empty()) {
+    std::uint32_t& done = core.completed[at(pipe)];
+    done = std::max(done, from[clock_index(*core.block->launch, core.actor(pipe))]);
+  }
+  join(core.clock[at(pipe)], from);
 }
 
 bool is_sync(Op op) { return op >= Op::asc_sync_notify && op <= Op::asc_sync_intra_wait; }
@@ -216,7 +228,7 @@ void execute_sync(Core& core, const Instruction& i) {
       Flag& flag = core.flags[at(s.src)][at(s.dst)][static_cast<std::size_t>(s.id)];
       flag.set = false;
       if (checking(core)) {
-        join(core.clock[at(s.dst)], flag.clock);
+        join_pipe(core, s.dst, flag.clock);
         flag.consumed_before = true;
         flag.consumed_tick = core.clock[at(s.dst)][clock_index(*core.block->launch, core.actor(s.dst))];
         flag.site = i.site;
@@ -225,7 +237,7 @@ void execute_sync(Core& core, const Instruction& i) {
     }
     case Op::asc_lock:
       if (checking(core) && !core.locks[static_cast<std::size_t>(s.id)].clock.empty())
-        join(core.clock[at(i.pipe)], core.locks[static_cast<std::size_t>(s.id)].clock);
+        join_pipe(core, i.pipe, core.locks[static_cast<std::size_t>(s.id)].clock);
       break;
     case Op::asc_unlock: {
       Lock& lock = core.locks[static_cast<std::size_t>(s.id)];
@@ -240,7 +252,10 @@ void execute_sync(Core& core, const Instruction& i) {
       if (checking(core))
         for (const Clock& c : core.clock) join(core.clock[PIPE_S], c);
       break;
-    default: break;  // asc_sync_pipe: one pipe already runs its queue in order
+    case Op::asc_sync_pipe:
+      if (checking(core)) core.completed[at(i.pipe)] = core.clock[at(i.pipe)][clock_index(*core.block->launch, core.actor(i.pipe))];
+      break;
+    default: break;
   }
 }
 

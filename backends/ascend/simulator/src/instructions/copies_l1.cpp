@@ -105,7 +105,7 @@ void fill_l1(Core& core, const Instruction& i) {
   for (std::uint64_t r = 0; r < a.repeat; ++r) {
     const std::uint64_t lo = a.dst + r * (a.blocks + a.gap) * 32, bytes = a.blocks * 32;
     require_range(core, i, Memory::l1, lo, bytes, "destination");
-    note(core, i, Memory::l1, lo, lo + bytes, true);
+    note(core, i, Memory::l1, lo, lo + bytes, true, static_cast<std::uint16_t>(0x8000 | (a.value & 0x7fff)));  // equal fills commute
     if (checking(core)) std::fill_n(core.block->arena->valid_l1.begin() + static_cast<std::ptrdiff_t>(lo / 32), a.blocks, std::uint8_t{kValid});
     if (!functional(core)) continue;
     std::uint8_t* out = core.block->arena->l1 + lo;

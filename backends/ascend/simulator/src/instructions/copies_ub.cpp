@@ -20,6 +20,25 @@ void require_burst_layout(Core& core, const Instruction& i, std::uint64_t addres
     raise(core, &i, "misaligned", std::string(what) + " stride " + std::to_string(stride) + " is neither a multiple of 32 bytes nor equal to the burst length " + std::to_string(length));
 }
 
+// Only defined bytes may reach GM. A compact NZ tile has one padding block of 32 bytes behind the rows of each column
+// group, which programs store along with the tile: such a block alone, behind defined bytes, is only worth a warning.
+void require_defined(Core& core, const Instruction& i, const Tensor& tensor, std::uint64_t src, std::uint64_t dst, std::uint64_t bytes) {
+  const std::uint8_t* const states = core.block->arena->valid_ub[core.kind == 2].data() + src;
+  for (std::uint64_t bad = valid_units(states, bytes); bad < bytes;) {
+    const std::uint8_t* const next = std::find(states + bad, states + bytes, std::uint8_t{kValid});
+    const bool padding = (src + bad) % 32 == 0 && bad > 0 && next - states == static_cast<std::ptrdiff_t>(bad) + 32 &&
+                         std::all_of(states + bad, next, [](std::uint8_t v) { return v == kNever; });
+    if (!padding) {
+      const bool never = states[bad] == kNever;
+      if (never) taint(core, i, core.ub(), src + bad, src + bad + 1);
+      raise_uninitialised(core, i, "stores UB byte " + std::to_string(src + bad) + " to byte " + std::to_string(dst + bad) + " of tensor '" + tensor.name +
+                          "', but " + (never ? "nothing has written it" : "its value depends on uninitialised data"));
+    }
+    warn(core, std::string(op_name(i.op)) + " stores padding blocks that nothing has written to tensor '" + tensor.name + "'");
+    bad += 32 + valid_units(next, bytes - bad - 32);
+  }
+}
+
 }  // namespace
 
 void copy_gm_to_ub(Core& core, const Instruction& i) {
@@ -78,14 +97,7 @@ void copy_ub_to_gm(Core& core, const Instruction& i) {
     if (checking(core)) {
       note(core, i, core.ub(), src, src + a.length, false);
       note_gm(core, i, tensor, lo, lo + a.length, true, atomic);
-      const std::uint8_t* valid = core.block->arena->valid_ub[core.kind == 2].data() + src;
-      if (const std::uint64_t good = valid_units(valid, a.length); good < a.length) {
-        const std::uint64_t at = src + good;
-        const bool never = valid[good] == kNever;
-        if (never) taint(core, i, core.ub(), at, at + 1);
-        raise_uninitialised(core, i, "stores UB byte " + std::to_string(at) + " to byte " + std::to_string(lo + good) +
-                            " of tensor '" + tensor.name + "', but " + (never ? "nothing has written it" : "its value depends on uninitialised data"));
-      }
+      require_defined(core, i, tensor, src, lo, a.length);
     }
     if (!functional(core)) continue;
     if (atomic) apply_atomic(atomic, dst, core.view.ub + src, a.length);
