@@ -27,17 +27,17 @@ from unikernels.backends.ascend.simulator.cache import Cache
 THREADS = 2
 
 
-def simt_elementwise(rows: int, columns: int, block: int = 16) -> Any:
-    """Y = relu(2 X + 1), one thread per element."""
+def simt_elementwise(rows: int, columns: int, dtype: str = "float32", block: int = 16) -> Any:
+    """Y = relu(2 X + 1), computed in float32 by one thread per element."""
 
     @T.prim_func
-    def k(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
+    def k(X: T.Tensor((rows, columns), dtype), Y: T.Tensor((rows, columns), dtype)):
         with T.Kernel(rows // block) as bx:
-            x = T.alloc_shared((block, columns), "float32")
+            x = T.alloc_shared((block, columns), dtype)
             T.copy(X[bx * block : (bx + 1) * block, :], x)
             with T.SimtVF(threads=256):
                 for i, j in T.Parallel(block, columns):
-                    x[i, j] = T.max(x[i, j] * 2.0 + 1.0, 0.0)
+                    x[i, j] = T.cast(T.max(T.cast(x[i, j], "float32") * 2.0 + 1.0, 0.0), dtype)
             T.copy(x, Y[bx * block : (bx + 1) * block, :])
 
     return k
@@ -172,8 +172,10 @@ def cases() -> dict[str, Callable[[], Case]]:
         tensors = (fp8(m, k, 0), fp8(n, k, 1), scales(k, m, 2), scales(k, n, 3), d)
         return Case(kernel, tensors, 2e-9 * m * n * k, "GFLOP/s", 120)
 
-    def rows(make: Callable[[int, int], Any], target: float | None, *more: torch.Tensor) -> Case:
-        x = torch.randn(8192, 1024)
+    def rows(
+        make: Callable[[int, int], Any], target: float | None, *more: torch.Tensor, dtype: torch.dtype = torch.float32
+    ) -> Case:
+        x = torch.randn(8192, 1024).to(dtype)
         out = more or (torch.empty_like(x),)
         return Case(make(*x.shape), (x, *out), 1e-6 * x.numel(), "M elements/s", target)
 
@@ -184,6 +186,9 @@ def cases() -> dict[str, Callable[[], Case]]:
         "bf16_gemm": bf16,
         "mx_fp8_gemm": mx_fp8,
         "simt_elementwise": lambda: rows(simt_elementwise, 80),
+        "simt_elementwise_bf16": lambda: rows(
+            lambda m, n: simt_elementwise(m, n, "bfloat16"), 80, dtype=torch.bfloat16
+        ),
         "simt_rms_norm": lambda: rows(simt_rms_norm, None, torch.randn(1024), torch.empty(8192, 1024)),
         "simd_scale": lambda: rows(simd_scale, None),
         "simd_quantise": lambda: rows(simd_quantise, None, *quantised()),

@@ -136,6 +136,22 @@ def test_without_data_the_programs_still_run(run_ascend):
     assert set(report.memories["L1"]) == {0xFF}
 
 
+def test_memories_are_poisoned_again_for_every_launch(run_ascend):
+    """Memories are reused from launch to launch; what a clean or a broken kernel left there must not be seen."""
+    load = """
+      asc_set_gm2l1_nz_para(1, 1, 16, 0);
+      asc_copy_gm2l1_nd2nz((half*)0, X, 32, static_cast<asc_load_l2_cache_mode>(0), 16, 16, 0, 0);
+    """
+    x = torch.ones(16, 16, dtype=torch.float16)
+    used = run_ascend(load, {"X": x}, memories=True).memories["L1"]
+    assert used[:512] == x.numpy().tobytes()
+    assert set(used[512:]) == {0xFF}
+    with pytest.raises(RaceError, match="nothing orders it after"):
+        run_ascend(load + "asc_copy_l12l0a((half*)0, (half*)0, 0, 0, 1, 1, 1, 1);", {"X": x})
+    for memory in run_ascend("", {"X": x}, memories=True).memories.values():
+        assert set(memory) == {0xFF}
+
+
 def test_signatures_are_read_from_the_source():
     (signature,) = read_signatures(SOURCE)
     assert (signature.symbol, signature.kind) == ("s_kernel", "vector")

@@ -88,6 +88,10 @@ def _command(compiler: list[str], check: bool, simd: bool, saturate: bool, templ
         words += _CHECK_FLAGS.split()
         if "clang" not in compiler[0]:
             words += ["--param", "tsan-instrument-func-entry-exit=0"]
+            if not simd:
+                words += [
+                    "-fno-tree-sra"
+                ]  # a float2 is then one access to check, not two; SIMD registers need the pass
     else:
         words += ["-O3"]
     if simd:

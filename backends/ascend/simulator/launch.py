@@ -10,8 +10,9 @@ import gc
 import os
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -37,9 +38,13 @@ class CompiledKernel:
     lowered: Lowered
     translation: Translation
     cache: Cache
+    _libraries: dict[tuple[bool, bool], tuple[Path, Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def library(self, *, check: bool, saturate: bool) -> tuple[Path, Any]:
-        """The shared library for one mode, loaded once per process."""
+        """The shared library for one mode, found and loaded once: looking into the cache costs more than a small launch."""
+        known = self._libraries.get((check, saturate))
+        if known is not None:
+            return known
         path = compile_kernel(
             self.translation.text,
             self.translation.signatures[0].symbol,
@@ -49,7 +54,8 @@ class CompiledKernel:
             templates=template_folder(),
             cache=self.cache,
         )
-        return path, _load(str(path))
+        self._libraries[check, saturate] = path, _load(str(path))
+        return self._libraries[check, saturate]
 
 
 @functools.lru_cache(maxsize=256)
@@ -165,8 +171,13 @@ def _solve_shapes(arguments: tuple[Argument, ...], bound: dict[str, Any]) -> dic
     return sizes
 
 
+@functools.lru_cache(maxsize=1024)
+def _code(expression: str) -> CodeType:
+    return compile(expression, "<size>", "eval")
+
+
 def _evaluate(expression: str, sizes: dict[str, int]) -> int:
-    return int(eval(expression, {"__builtins__": {}, "min": min, "max": max}, dict(sizes)))
+    return int(eval(_code(expression), {"__builtins__": {}, "min": min, "max": max}, sizes))
 
 
 def _check_shape(argument: Argument, tensor: torch.Tensor, sizes: dict[str, int]) -> None:

@@ -161,7 +161,7 @@ struct Core {
   std::array<std::uint32_t, kPipes> seen_scalar{};    // last scalar tick joined by each pipe
   std::array<std::uint32_t, kPipes> completed{};      // own tick of each pipe up to which its instructions are known to be done
   Fiber fiber;
-  std::unique_ptr<Stack> stack;
+  Stack* stack = nullptr;                             // of the program; owned by the arena
   const Instruction* blocked = nullptr;               // instruction the scalar program waits for
   std::vector<Event> events;
   std::uint32_t scalar_work = 0;
@@ -172,7 +172,8 @@ struct Core {
   std::uint32_t actor(int pipe) const;
 };
 
-// The on-chip memories of one block. Allocated with guard zones so that a stray pointer of generated code faults.
+// The on-chip memories and program stacks of one block, used by one block after the other. Allocated with guard zones so
+// that a stray pointer of generated code faults.
 struct Arena {
   Arena();
   ~Arena();
@@ -191,6 +192,7 @@ struct Arena {
   // How far each memory has been written since it was last reset; all of it at first.
   std::array<std::uint64_t, static_cast<std::size_t>(Memory::count)> dirty{};
   std::vector<std::uint8_t> touched[2];               // per byte of UB: bit 0 read, bit 1 written by the running function
+  std::array<std::unique_ptr<Stack>, kCores> stacks;  // of the cores' programs
   void reset();  // poisons what was written and forgets what was valid
   std::uint8_t* at(Memory m);
   static std::uint64_t bytes(Memory m);
@@ -241,10 +243,15 @@ inline std::size_t clock_index(const Launch& launch, std::uint32_t actor) {
   return launch.inter ? actor : actor % kSlots;
 }
 
+// ---- launch.cpp -----------------------------------------------------------------------------------------------------
+void run_launch(Launch& launch);
+
 // ---- pipes.cpp ------------------------------------------------------------------------------------------------------
 // Read on every builtin and every checked access: worth the few bytes of static thread storage this model needs.
 extern constinit thread_local Core* current_core __attribute__((tls_model("initial-exec")));
-void run_launch(Launch& launch);
+// Both run all programs and pipes of the blocks to their end, or throw Stop.
+void schedule_in_order(std::vector<Block*>& blocks);
+void schedule_seeded(std::vector<Block*>& blocks);
 std::string describe(const Core& core);
 [[noreturn]] void raise(Core& core, const Instruction* instruction, const char* kind, std::string message,
                         std::vector<std::uint64_t> sites = {});

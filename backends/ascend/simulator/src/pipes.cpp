@@ -1,9 +1,6 @@
 // Dispatch and scheduling. The scalar program of a core is a fiber that dispatches instructions to in-order pipe queues.
 // By default an instruction whose pipe is idle runs at once, so blocks run in program order without queueing; with a
 // seed everything is queued and a random runnable pipe or program advances next.
-#include <thread>
-
-#include "signals.hpp"
 #include "vector.hpp"
 
 namespace usim {
@@ -12,7 +9,6 @@ constinit thread_local Core* current_core = nullptr;
 
 namespace {
 
-constexpr std::size_t kProgramStack = 1 << 20;
 constexpr std::size_t kQueueLimit = 1 << 14;  // a program further ahead than this waits for its pipes
 
 std::size_t at(int pipe) { return static_cast<std::size_t>(pipe); }
@@ -129,6 +125,8 @@ void resume_program(Core& core) {
   raise(*first, where, "deadlock", message, sites);
 }
 
+}  // namespace
+
 void schedule_in_order(std::vector<Block*>& blocks) {
   for (;;) {
     bool progress = false, alive = false;
@@ -181,64 +179,6 @@ void schedule_seeded(std::vector<Block*>& blocks) {
     for (std::uint64_t n = random() % 4 + 1; n > 0 && head_runnable(*core, pipe); --n) run_head(*core, pipe);
   }
 }
-
-void prepare_block(Block& block, Launch& launch, std::uint32_t index, Arena& arena) {
-  block.launch = &launch;
-  block.index = index;
-  block.arena = &arena;
-  block.random.seed(launch.options.seed * 0x9e3779b97f4a7c15ull + index);
-  for (int k = 0; k < kCores; ++k) {
-    Core& core = block.cores[static_cast<std::size_t>(k)];
-    core.block = &block;
-    core.kind = k;
-    core.exists = launch.kind == KernelKind::mixed || (launch.kind == KernelKind::cube && k == 0) ||
-                  (launch.kind == KernelKind::vector && k == 1);
-    core.view = CoreView{arena.ub[k == 2 ? 1 : 0], static_cast<std::int32_t>(index), static_cast<std::int32_t>(launch.grid),
-                         k == 2 ? 1 : 0, k == 0 ? 1 : 0, launch.options.saturate ? 1 : 0};
-    if (!core.exists) continue;
-    if (launch.options.check)
-      for (Clock& c : core.clock) c.assign(launch.clock_size(), 0);
-    core.stack = std::make_unique<Stack>(kProgramStack);
-    core.fiber.start(*core.stack, [](void* p) {
-      Launch& l = *current_core->block->launch;
-      (void)p;
-      l.entry(l.arguments.data());
-    }, nullptr);
-  }
-  if (launch.options.check) arena.reset();
-}
-
-void finish_block(Block& block) {
-  Launch& launch = *block.launch;
-  if (launch.options.check) check_end(block);
-  if (launch.options.memories && block.index == 0)
-    for (int m = 1; m < static_cast<int>(Memory::count); ++m) {
-      const auto memory = static_cast<Memory>(m);
-      const std::uint8_t* bytes = block.arena->at(memory);
-      launch.memories.emplace_back(memory_name(memory), std::vector<std::uint8_t>(bytes, bytes + Arena::bytes(memory)));
-    }
-  if (!launch.options.record) return;
-  const std::lock_guard<std::mutex> lock(launch.recording_mutex);
-  for (Core& core : block.cores)
-    if (core.exists)
-      launch.recordings.push_back({block.index, static_cast<std::uint32_t>(core.kind), std::move(core.events)});
-}
-
-void run_blocks(Launch& launch, std::vector<Block*>& blocks) {
-  FaultGuard guard;
-  try {
-    if (sigsetjmp(guard.landing, 0) != 0) throw Stop{};  // kernel code on this stack has faulted
-    if (launch.options.seeded) schedule_seeded(blocks);
-    else schedule_in_order(blocks);
-    for (Block* b : blocks) finish_block(*b);
-  } catch (const Stop&) {
-    // The fault is stored in the launch. Stacks left where they stood may have been inside a vector function.
-    current_core = nullptr;
-    current_vector = nullptr;
-  }
-}
-
-}  // namespace
 
 std::string describe(const Core& core) {
   constexpr const char* kinds[] = {"AIC", "AIV0", "AIV1"};
@@ -357,38 +297,6 @@ void dispatch(Op op, const void* args, const void* return_address) {
       Fiber::yield();
     }
   }
-}
-
-void run_launch(Launch& launch) {
-  if (launch.inter) {
-    std::vector<std::unique_ptr<Arena>> arenas;
-    std::vector<std::unique_ptr<Block>> blocks;
-    for (std::uint32_t b = 0; b < launch.grid; ++b) {
-      arenas.push_back(std::make_unique<Arena>());
-      blocks.push_back(std::make_unique<Block>());
-      prepare_block(*blocks.back(), launch, b, *arenas.back());
-      launch.blocks.push_back(blocks.back().get());
-    }
-    run_blocks(launch, launch.blocks);
-    return;
-  }
-  std::atomic<std::uint32_t> next{0};
-  const auto worker = [&] {
-    Arena arena;
-    for (;;) {
-      const std::uint32_t b = next.fetch_add(1);
-      if (b >= launch.grid || launch.stopped(b)) return;
-      Block block;
-      prepare_block(block, launch, b, arena);
-      std::vector<Block*> one{&block};
-      run_blocks(launch, one);
-    }
-  };
-  const int extra = std::min<int>(launch.options.threads, static_cast<int>(launch.grid)) - 1;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < extra; ++t) threads.emplace_back(worker);
-  worker();
-  for (std::thread& t : threads) t.join();
 }
 
 }  // namespace usim
