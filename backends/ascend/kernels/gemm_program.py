@@ -51,11 +51,7 @@ def build(variant: GemmVariant) -> Any:
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             for step in range(T.ceildiv(rows * columns - core, cores)):
-                row, column = banded(step * cores + core, rows, columns)
-                m = T.alloc_var("int32")
-                n = T.alloc_var("int32")
-                m = row * bm
-                n = column * bn
+                m, n = banded(variant, step * cores + core, rows, columns, 0)
                 T.assume(m >= 0 and m < M)
                 T.assume(n >= 0 and n < N)
                 at = Place(m, n, 0, K)

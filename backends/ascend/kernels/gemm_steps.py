@@ -153,19 +153,23 @@ def elements(variant: GemmVariant, operand: Any, *shape: Any) -> Any:
 
 
 @T.macro
-def banded(index: Any, rows: Any, columns: Any) -> tuple[Any, Any]:
-    """Return row and column of the index-th of rows x columns tiles: down a band of `BAND` rows, then the next column."""
-    row = T.alloc_var("int32")
-    column = T.alloc_var("int32")
+def banded(variant: GemmVariant, index: Any, rows: Any, columns: Any, start: Any) -> tuple[Any, Any]:
+    """Return first row and column of the index-th of rows x columns tiles, the first of which is at row `start`.
+
+    Tiles go down a band of `BAND` rows of tiles, then to the next column of it.
+    """
+    m = T.alloc_var("int32")
+    n = T.alloc_var("int32")
     band = T.alloc_var("int32")
     place = T.alloc_var("int32")
     height = T.alloc_var("int32")
-    band = index // (BAND * columns) * BAND
-    place = index % (BAND * columns)
-    height = T.min(rows - band, BAND)
-    row = band + place % height
-    column = place // height
-    return row, column
+    with T.Task():  # one for the scheduler to place, not five
+        band = index // (BAND * columns) * BAND
+        place = index % (BAND * columns)
+        height = T.min(rows - band, BAND)
+        m = start + (band + place % height) * variant.tiles.m
+        n = place // height * variant.tiles.n
+    return m, n
 
 
 @T.macro

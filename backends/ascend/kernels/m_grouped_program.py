@@ -43,12 +43,8 @@ def build(variant: MGroupedVariant) -> Any:
             columns = T.ceildiv(N, bn)
             if variant.layout == "index":
                 for step in range(T.ceildiv(T.ceildiv(M, bm) * columns - core, cores)):
-                    row, column = banded(step * cores + core, T.ceildiv(M, bm), columns)
-                    m = T.alloc_var("int32")
-                    n = T.alloc_var("int32")
+                    m, n = banded(gemm, step * cores + core, T.ceildiv(M, bm), columns, 0)
                     g = T.alloc_var("int32")
-                    m = row * bm
-                    n = column * bn
                     T.assume(m >= 0 and m < M)
                     T.assume(n >= 0 and n < N)
                     # Padding rows may stand between a group's rows, but not in front of them.
@@ -67,21 +63,18 @@ def build(variant: MGroupedVariant) -> Any:
                 for g in range(G):
                     start = T.alloc_var("int32")
                     count = T.alloc_var("int32")
-                    if variant.layout == "psum":
-                        start = T.ceildiv(stop, alignment) * alignment
-                        stop = T.max(start, T.min(layout[g], M))
-                    else:
-                        start = 0
-                        stop = T.min(layout[g], M)
-                    count = T.ceildiv(stop - start, bm) * columns
                     first = T.alloc_var("int32")
-                    first = (core + cores - turn) % cores
+                    with T.Task():
+                        if variant.layout == "psum":
+                            start = T.ceildiv(stop, alignment) * alignment
+                            stop = T.max(start, T.min(layout[g], M))
+                        else:
+                            start = 0
+                            stop = T.min(layout[g], M)
+                        count = T.ceildiv(stop - start, bm) * columns
+                        first = (core + cores - turn) % cores
                     for step in range(T.ceildiv(count - first, cores)):
-                        row, column = banded(step * cores + first, T.ceildiv(stop - start, bm), columns)
-                        m = T.alloc_var("int32")
-                        n = T.alloc_var("int32")
-                        m = start + row * bm
-                        n = column * bn
+                        m, n = banded(gemm, step * cores + first, T.ceildiv(stop - start, bm), columns, start)
                         T.assume(m >= 0 and m < M)
                         T.assume(n >= 0 and n < N)
                         at = Place(m, n, 0, K)
