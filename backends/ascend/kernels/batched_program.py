@@ -50,13 +50,9 @@ def build(variant: BatchedVariant) -> Any:
             per_entry = rows * columns
             total = per_entry if variant.sums_batch else per_entry * batch
             for step in range(T.ceildiv(total - core, cores)):
-                row, column = banded((step * cores + core) % per_entry, rows, columns)
+                m, n = banded(gemm, (step * cores + core) % per_entry, rows, columns, 0)
                 i = T.alloc_var("int32")
-                m = T.alloc_var("int32")
-                n = T.alloc_var("int32")
                 i = (step * cores + core) // per_entry
-                m = row * bm
-                n = column * bn
                 T.assume(i >= 0 and i < batch)
                 T.assume(m >= 0 and m < M)
                 T.assume(n >= 0 and n < N)

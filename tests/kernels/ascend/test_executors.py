@@ -114,3 +114,32 @@ def test_discovery_imports_no_tilelang():
     code = "import sys, unikernels as uk; uk.available_backends(); print('tilelang' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+_PREPARATION = """
+import sys, time
+from unikernels.backends.ascend.kernels.gemm_variant import GemmVariant, Tiles
+from unikernels.backends.ascend.runtime.kernel import Kernel
+from unikernels.backends.ascend.runtime.simulated import prepared
+variant = GemmVariant("bf16", False, True, True, "bfloat16", "accumulate", Tiles(64, 64, 256, 64), 32)
+start, processor = time.perf_counter(), time.process_time()
+prepared(Kernel("gemm_program", variant))
+print("tilelang" in sys.modules, time.perf_counter() - start, time.process_time() - processor)
+"""
+
+
+def _prepare_in_a_new_process():
+    found = subprocess.run([sys.executable, "-c", _PREPARATION], capture_output=True, text=True, check=True)
+    lowered, seconds, processor_seconds = found.stdout.split()
+    return lowered == "True", float(seconds), float(processor_seconds)
+
+
+def test_lowering_takes_seconds_once_and_milliseconds_from_disk(ascend, tmp_path, monkeypatch):
+    """On an idle machine 1.5 s of lowering (the rest is the import of TileLang) and 3 ms; margins are for busy ones."""
+    monkeypatch.setenv("UNIKERNELS_SIMULATOR_CACHE", str(tmp_path))
+    lowered, _, processor_seconds = _prepare_in_a_new_process()
+    assert lowered
+    assert processor_seconds < 20
+    lowered, seconds, _ = min(_prepare_in_a_new_process() for _ in range(3))
+    assert not lowered
+    assert seconds < 0.15
