@@ -67,7 +67,7 @@ def variant_for(
         rows: rows of A in each of `copies` products; all of them if None.
         within: what the rows of a tile must divide.
     """
-    element: Element = a.kind  # type: ignore[assignment]  # why_not refused fp32
+    element: Element = a.kind
     is_scaled = a.scales is not None
     row_multiple = 16 if a.is_k_major and b.is_k_major else transposed_row_multiple(element)
     tiles = choose(
