@@ -11,6 +11,7 @@ import torch
 
 from .base import Case, Cost, Tensors
 from .case_inputs import OPERAND_TOLERANCE, ScaleForm, operand_bytes, quantised, randn
+from .gemm_store_cases import gemm_store_cases
 
 _DTYPE_BYTES = {torch.bfloat16: 2, torch.float32: 4}
 
@@ -155,4 +156,4 @@ def _bench() -> Iterator[Case]:
 @functools.cache
 def gemm_cases() -> tuple[Case, ...]:
     """Return all cases of the dense GEMM."""
-    return (*_smoke(), *_edge(), *_full(), *_bench())
+    return (*_smoke(), *_edge(), *_full(), *_bench(), *gemm_store_cases())
