@@ -15,8 +15,9 @@ from .errors import UnsupportedOperationError
 from .scale_layouts import ScaleFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from .bench import Prediction
     from .mega_moe.layout import Region
     from .mega_moe.sizes import MegaMoeSizes
     from .mega_moe.weights import Layer, StoredWeights, TransformMegaMoeWeightsProblem
@@ -121,6 +122,16 @@ class Backend:
         from .scale_layouts import convert_scales_within_k_groups
 
         return convert_scales_within_k_groups(scales, groups, psum_layout, alignment, name)
+
+    def predictions(self, pattern: str = "") -> Iterator[Prediction]:
+        """Yield predicted against published performance of this backend's kernels, for ``unikernels bench --predicted``.
+
+        Args:
+            pattern: only rows whose name contains this text.
+        """
+        raise UnsupportedOperationError(
+            f"backend '{self.name}' has no model that predicts times. Leave --predicted out to measure it."
+        )
 
     def shutdown(self) -> None:
         """Release handles and workspaces; may be called more than once."""

@@ -35,6 +35,32 @@ class Timing:
         return self.case.cost.bytes / self.median / 1e9
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted performance of one problem beside a published figure; nothing here was measured by us.
+
+    Attributes:
+        operation: canonical operation.
+        row: name of the published row: operand types, groups and sizes.
+        time_us: predicted microseconds of all kernels of the call.
+        tflops: predicted, over the problem's useful operations.
+        published_tflops: the published figure.
+        critical_pipe: what the model says limits the longest kernel.
+    """
+
+    operation: str
+    row: str
+    time_us: float
+    tflops: float
+    published_tflops: float
+    critical_pipe: str
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over published rate; 1 and more is as fast."""
+        return self.tflops / self.published_tflops
+
+
 def measure(
     cases: Sequence[tuple[Operation, Case]], backend: str, min_runs: int = 5, budget: float = 2.0
 ) -> Iterator[Timing | tuple[Operation, Case, str]]:

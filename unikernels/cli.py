@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import runpy
 import sys
@@ -67,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_selection(bench, level="bench")
     bench.add_argument("--backend", default=None, help="default: the backend in force")
     bench.add_argument("--json", type=Path, help="append one JSON line per case")
+    bench.add_argument(
+        "--predicted", action="store_true", help="predict published results with the backend's timing model instead"
+    )
     bench.set_defaults(run=_bench)
 
     run = commands.add_parser("run", help="run a script with `import deep_gemm` answered by unikernels")
@@ -195,6 +199,8 @@ def _check(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from .bench import Timing, measure
 
+    if options.predicted:
+        return _predict(options)
     cases = _selection(options)
     backend = _backend_in_force(options.backend)
     shown = Table(title=f"Measured on '{backend}', warm caches", caption="median of steady runs; first run apart")
@@ -216,6 +222,29 @@ def _bench(options: argparse.Namespace) -> int:
                 }  # fmt: skip
                 with options.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
+    _console().print(shown)
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    if options.op or options.level:
+        raise ValueError("--predicted runs the published rows; choose among them with -k, not with --op or --level.")
+    backend = _backend_in_force(options.backend)
+    shown = Table(title=f"Predicted for '{backend}', cold caches", caption="nothing here was measured")
+    for column in ("operation", "row", "predicted us", "TFLOPS", "published", "ratio", "limit"):
+        shown.add_column(column, justify="left" if column in ("operation", "row", "limit") else "right")
+    console = Console(stderr=True)
+    with console.status("predicting") as status:
+        for one in _registry.backend(backend).predictions(options.pattern):
+            status.update(f"predicted {one.row}")
+            numbers = (f"{one.time_us:.1f}", f"{one.tflops:.0f}", f"{one.published_tflops:.0f}", f"{one.ratio:.2f}")
+            shown.add_row(one.operation, one.row, *numbers, one.critical_pipe)
+            if options.json:
+                line = {**dataclasses.asdict(one), "backend": backend, "kind": "predicted"}
+                with options.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+    if not shown.row_count:
+        raise ValueError(f"no published row contains {options.pattern!r}.")
     _console().print(shown)
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from unikernels.backend import Backend, Recipe
 from unikernels.scale_layouts import KGroups, ScaleFormat, Scales, is_canonical
 
 if TYPE_CHECKING:
+    from unikernels.bench import Prediction
     from unikernels.operations import BatchedGemmProblem, GemmProblem, GroupedGemmProblem
 
 #: The architecture name of Ascend 950 parts.
@@ -100,6 +101,11 @@ class AscendBackend(Backend):
         from .kernels.scales import k_grouped_scale_words
 
         return k_grouped_scale_words(scales, psum_layout, alignment, name)
+
+    def predictions(self, pattern: str = "") -> Iterator[Prediction]:
+        from .predicted import predictions
+
+        return predictions(pattern)
 
     def gemm(self, problem: GemmProblem) -> None:
         from .kernels.gemm import gemm

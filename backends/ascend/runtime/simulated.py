@@ -24,6 +24,7 @@ from .executor import NUM_CORES
 from .kernel import Kernel
 
 _reports: ContextVar[list[Report] | None] = ContextVar("unikernels_ascend_reports", default=None)
+_is_timing_only: ContextVar[bool] = ContextVar("unikernels_ascend_timing_only", default=False)
 
 
 @contextmanager
@@ -37,6 +38,19 @@ def recorded_reports() -> Iterator[list[Report]]:
         _reports.reset(token)
 
 
+@contextmanager
+def timing_only() -> Iterator[None]:
+    """Simulate the kernels run inside the ``with`` block without moving data: outputs stay as they are, times are predicted.
+
+    Tensors that steer a program (group layouts) are read; all others may be uninitialised.
+    """
+    token = _is_timing_only.set(True)
+    try:
+        yield
+    finally:
+        _is_timing_only.reset(token)
+
+
 class SimulatedExecutor:
     """The simulator as an executor; threads may share it."""
 
@@ -48,7 +62,9 @@ class SimulatedExecutor:
 
     def run(self, kernel: Kernel, *arguments: Tensor | float | int) -> None:
         """Run `kernel` on CPU tensors; a hazard raises a `KernelFaultError`."""
-        report = simulate(prepared(kernel), *arguments, check=environment.read("UNIKERNELS_SIMULATOR_CHECK"))
+        moves_data = not _is_timing_only.get()
+        check = environment.read("UNIKERNELS_SIMULATOR_CHECK") if moves_data else "off"
+        report = simulate(prepared(kernel), *arguments, check=check, functional=moves_data)
         reports = _reports.get()
         if reports is not None:
             reports.append(report)
