@@ -39,10 +39,10 @@ def build(variant: BatchedVariant) -> Any:
         count: T.Tensor((1,), "int32"),
         factor: T.float32,
     ):
-        with T.Kernel(cores) as core:
+        with T.MixedKernel(cores) as (core, vector_core):
             a = elements(gemm, A, batch, M, K)
             b = elements(gemm, B, batch, N, K)
-            tiles = on_chip_tiles(gemm)
+            tiles = on_chip_tiles(gemm, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
             halves = epilogue_tiles(gemm)
             rows = T.ceildiv(M, bm)

@@ -14,7 +14,7 @@ from ..runtime.kernel import Kernel
 from . import epilogues, operands, vendor
 from .epilogues import Store
 from .gemm_tiles import choose, transposed_row_multiple
-from .gemm_variant import Element, GemmVariant
+from .gemm_variant import Element, GemmVariant, Packed
 
 
 def why_not(problem: GemmProblem) -> str | None:
@@ -62,12 +62,12 @@ def variant_for(
     """Return the form of one tile, shared by the dense GEMM and every grouping.
 
     Args:
-        a, b: operands in one format.
+        a, b: as `in_one_format` returns them.
         store: how the product becomes D.
         rows: rows of A in each of `copies` products; all of them if None.
         within: what the rows of a tile must divide.
     """
-    element: Element = a.kind
+    element, packed = _formats(a, b)
     is_scaled = a.scales is not None
     row_multiple = 16 if a.is_k_major and b.is_k_major else transposed_row_multiple(element)
     tiles = choose(
@@ -83,6 +83,7 @@ def variant_for(
         copies=copies,
         within=within,
         column_multiple=store.column_multiple,
+        packed=packed,
     )
     return GemmVariant(
         element,
@@ -96,4 +97,13 @@ def variant_for(
         store.sfd,
         store.counts_clamped,
         store.run,
+        packed,
     )
+
+
+def _formats(a: Operand, b: Operand) -> tuple[Element, Packed | None]:
+    """Return the format the cube reads, and the operand that arrives in another one."""
+    if a.kind == b.kind:
+        return a.kind, None
+    assert {a.kind, b.kind} == {"fp4", "fp8"}
+    return "fp8", Packed("a", a.is_k_major) if a.kind == "fp4" else Packed("b", b.is_k_major)

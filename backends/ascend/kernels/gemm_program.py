@@ -40,11 +40,11 @@ def build(variant: GemmVariant) -> Any:
         middle: T.int32,
         right: T.int32,
     ):
-        with T.Kernel(cores) as core:
+        with T.MixedKernel(cores) as (core, vector_core):
             a = elements(variant, A, M, K)
             b = elements(variant, B, N, K)
             source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB))
-            tiles = on_chip_tiles(variant)
+            tiles = on_chip_tiles(variant, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
             halves = epilogue_tiles(variant)
             outputs = Outputs(Matrix(D), Matrix(C), Matrix(SFD), count, N, factor, (head, middle, right))

@@ -7,11 +7,12 @@ matrices lie in GM it says with `Matrix`. Importing this module imports TileLang
 # mypy: ignore-errors
 # TileLang rewrites macros from their source: assignments declare buffers and variables.
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tilelang.ascend.language as T
 
+from .fp4_steps import Codes, code_tiles, expand_tile
 from .gemm_variant import FRACTAL, PAIR, STREAMED_VERSIONS, GemmVariant
 
 BAND = 8  # tiles of M that cores work on side by side, so that they share tiles of B in L2
@@ -63,7 +64,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class OnChip:
-    """Tiles of A and B in L1 (stored shape) and L0 (rows, k), and of their scales (None if there are none)."""
+    """Tiles of A and B in L1 (stored shape) and L0 (rows, k), of their scales and of FP4 codes (None if there are none)."""
 
     a1: Any
     b1: Any
@@ -73,6 +74,7 @@ class OnChip:
     sb1: Any = None
     sa0: Any = None
     sb0: Any = None
+    codes: Codes | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +100,12 @@ class Used:
 
 
 @T.macro
-def on_chip_tiles(variant: GemmVariant) -> OnChip:
-    """Allocate the streamed tiles."""
+def on_chip_tiles(variant: GemmVariant, vector_core: Any) -> OnChip:
+    """Allocate the streamed tiles.
+
+    Args:
+        vector_core: which of the block's two this is, as `T.MixedKernel` tells it.
+    """
     bm, bn, bk, step = variant.tiles.m, variant.tiles.n, variant.tiles.k, variant.tiles.k_step
     element = DTYPES[variant.element]
     a1 = T.alloc_l1((bm, bk) if variant.a_is_k_major else (bk, bm), element)
@@ -114,6 +120,8 @@ def on_chip_tiles(variant: GemmVariant) -> OnChip:
         sb0 = T.alloc_l0b_sf(b0, sf_dtype="int16")
         tiles = OnChip(a1, b1, a0, b0, sa1, sb1, sa0, sb0)
     T.annotate_buffer_versions({tile: STREAMED_VERSIONS for tile in vars(tiles).values() if tile is not None})
+    if variant.packed is not None:
+        tiles = replace(tiles, codes=code_tiles(variant, vector_core))
     return tiles
 
 
@@ -125,7 +133,7 @@ def gm_types(
     Args:
         a_groups, b_groups, d_groups: sizes in front of the last two; all strides but the last are free.
     """
-    M, N, K, KP, KB = (T.dynamic(name) for name in ("M", "N", "K", "KP", "KB"))
+    M, N, K, KP, KB, MNB = (T.dynamic(name) for name in ("M", "N", "K", "KP", "KB", "MNB"))
     if variant.element == "fp4":
         K = KB * 2
 
@@ -134,8 +142,8 @@ def gm_types(
         return T.StridedTensor((*groups, rows, columns), (*outer, T.dynamic(f"ld{name}"), 1), dtype)
 
     def operand(name: str, groups: tuple[Any, ...], rows: Any, is_k_major: bool) -> Any:
-        if variant.element == "fp4":
-            return T.Tensor((*groups, rows, KB), "uint8")
+        if variant.element == "fp4" or _is_packed(variant, name):
+            return T.Tensor((*groups, *((rows, KB) if is_k_major else (K, MNB))), "uint8")
         return strided(name, groups, *((rows, K) if is_k_major else (K, rows)), DTYPES[variant.element])
 
     a, b = operand("a", a_groups, M, variant.a_is_k_major), operand("b", b_groups, N, variant.b_is_k_major)
@@ -193,6 +201,8 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
     for outer in T.Pipelined(steps if source.entries is None else steps * source.entries, num_stages=2):
         part = source if source.entries is None else source.entry(outer // steps)
         done = outer * bk if source.entries is None else outer % steps * bk
+        if variant.packed is not None:
+            expand_tile(variant, tiles.codes, *_packed_operand(variant, tiles, part, at, at.k_start + done))
         with T.Task():
             _load(variant, tiles, part, at, at.k_start + done)
         pairs = T.min(T.ceildiv(at.k_stop - at.k_start - done, PAIR), bk // PAIR)
@@ -206,13 +216,30 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
 
 @T.macro
 def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any) -> None:
-    """GM -> L1: whole tiles of both operands and their scales."""
+    """GM -> L1: whole tiles of both operands (a packed one takes another way) and their scales."""
     bm, bn, bk = variant.tiles.m, variant.tiles.n, variant.tiles.k
-    T.copy(source.a.block(at.m, bm, k, bk) if variant.a_is_k_major else source.a.block(k, bk, at.m, bm), tiles.a1)
-    T.copy(source.b.block(at.n, bn, k, bk) if variant.b_is_k_major else source.b.block(k, bk, at.n, bn), tiles.b1)
+    if not _is_packed(variant, "a"):
+        T.copy(source.a.block(at.m, bm, k, bk) if variant.a_is_k_major else source.a.block(k, bk, at.m, bm), tiles.a1)
+    if not _is_packed(variant, "b"):
+        T.copy(source.b.block(at.n, bn, k, bk) if variant.b_is_k_major else source.b.block(k, bk, at.n, bn), tiles.b1)
     if variant.is_scaled:
         T.copy(source.sa.block(k // PAIR, bk // PAIR, at.m, bm), tiles.sa1, transpose=True)
         T.copy(source.sb.block(k // PAIR, bk // PAIR, at.n, bn), tiles.sb1, transpose=True)
+
+
+def _is_packed(variant: GemmVariant, operand: str) -> bool:
+    return variant.packed is not None and variant.packed.operand == operand
+
+
+def _packed_operand(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any) -> tuple[Any, ...]:
+    """Return the bytes of the packed operand's tile in GM, its tile in L1, and the rows and columns that are valid."""
+    matrix, mn, tile = (source.a, at.m, tiles.a1) if _is_packed(variant, "a") else (source.b, at.n, tiles.b1)
+    rows, columns = variant.packed.stored_tile(variant.tiles)
+    if variant.packed.is_k_major:
+        valid = matrix.buffer.shape[-2] - mn, at.k_stop - k
+        return matrix.block(mn, rows, k // 2, columns // 2), tile, valid
+    valid = at.k_stop - k, 2 * matrix.buffer.shape[-1] - mn
+    return matrix.block(k, rows, mn // 2, columns // 2), tile, valid
 
 
 def trimmed(D: Matrix, axis: int, start: Any) -> Any:

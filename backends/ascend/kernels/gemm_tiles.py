@@ -6,8 +6,9 @@ The costs are a coarse model for choosing between tiles, not a prediction of run
 from __future__ import annotations
 
 import functools
+import math
 
-from .gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, Element, Epilogue, Tiles
+from .gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, Element, Epilogue, Packed, Tiles
 
 #: Bytes of the on-chip memories of one cube core and, for UB, of one vector core beside its SIMT data cache.
 CAPACITY = {"L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 256 * 1024, "UB": 216 * 1024}
@@ -31,7 +32,9 @@ _STORE_BYTES_PER_CYCLE = 128
 _TILE_CYCLES = 200  # what filling and draining the pipes leaves exposed per tile
 
 
-def footprint(tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue) -> dict[str, int]:
+def footprint(
+    tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, packed: Packed | None = None
+) -> dict[str, int]:
     """Return the bytes each on-chip memory needs, all buffer versions counted."""
     bits = ELEMENT_BITS[element]
     data = (tiles.m + tiles.n) * tiles.k * bits // 8
@@ -40,18 +43,21 @@ def footprint(tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, e
     product = 0 if epilogue == "store" else 4
     stored = {"store": 0, "add": 2, "accumulate": 2}.get(epilogue, 1) * out_bytes
     scale_bytes = half // 32 if epilogue == "quantise" else 0
+    expanded = sum(math.prod(shape) for shape in packed.ub_shapes(tiles)) if packed else 0
     return {
         "L1": STREAMED_VERSIONS * (data + scales),
         "L0A": STREAMED_VERSIONS * tiles.m * tiles.k_step * bits // 8,
         "L0B": STREAMED_VERSIONS * tiles.n * tiles.k_step * bits // 8,
         "L0C": tiles.m * tiles.n * 4,
-        "UB": half * (product + stored) + scale_bytes,
+        "UB": half * (product + stored) + scale_bytes + STREAMED_VERSIONS * expanded,
     }
 
 
-def fits(tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue) -> bool:
+def fits(
+    tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, packed: Packed | None = None
+) -> bool:
     """Return whether all buffers of a kernel fit on chip."""
-    needed = footprint(tiles, element, is_scaled, out_bytes, epilogue)
+    needed = footprint(tiles, element, is_scaled, out_bytes, epilogue, packed)
     return all(needed[memory] <= limit for memory, limit in CAPACITY.items())
 
 
@@ -108,6 +114,7 @@ def choose(
     copies: int = 1,
     within: int | None = None,
     column_multiple: int = 16,
+    packed: Packed | None = None,
 ) -> Tiles:
     """Return the cheapest tile sizes that fit; the smallest of equally cheap ones.
 
@@ -119,6 +126,7 @@ def choose(
         copies: products of this shape that are computed together (groups, batch entries).
         within: what the rows of A in a tile must divide; None allows any.
         column_multiple: what the columns of a tile of D must be a multiple of.
+        packed: the operand that is read as FP4.
     """
     m = max(16, 1 << (m - 1).bit_length())
 
@@ -128,7 +136,7 @@ def choose(
             for one in tiles
             if (within is None or within % one.m == 0)
             and one.n % column_multiple == 0
-            and fits(one, element, is_scaled, out_bytes, epilogue)
+            and fits(one, element, is_scaled, out_bytes, epilogue, packed)
         ]
         return min((cost(one, m, n, k, element, num_cores, copies), one.m * one.n, one) for one in usable)
 

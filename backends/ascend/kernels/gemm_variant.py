@@ -17,6 +17,10 @@ FRACTAL = 16
 #: Buffer versions of everything that is streamed; the accumulator and what follows it have one.
 STREAMED_VERSIONS = 2
 ELEMENT_BITS: dict[Element, int] = {"bf16": 16, "fp8": 8, "fp4": 4, "fp32": 32}
+#: Bytes of a row of a fractal.
+C0_BYTES = 32
+#: FP4 elements that a vector core decodes at a time: one register of FP8.
+FP4_REGISTER_ELEMENTS = 256
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,6 +40,35 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """An operand of FP4 codes, two per byte, that vector cores turn into FP8 while the cube works.
+
+    Attributes:
+        operand: which one.
+        is_k_major: stored [mn, k / 2], else [k, mn / 2].
+    """
+
+    operand: Literal["a", "b"]
+    is_k_major: bool
+
+    def stored_tile(self, tiles: Tiles) -> tuple[int, int]:
+        """Return rows and columns (elements) of a tile as it is stored."""
+        mn = tiles.m if self.operand == "a" else tiles.n
+        return (mn, tiles.k) if self.is_k_major else (tiles.k, mn)
+
+    def ub_shapes(self, tiles: Tiles) -> tuple[tuple[int, int], tuple[int, int, int]]:
+        """Return the byte shapes of a vector core's half of a tile: codes, and FP8 in the order of L1.
+
+        Rows of codes start where a register load may. Each group of 32 columns has an unused row behind it: a copy that
+        TileLang shares with its own reordering expects that.
+        """
+        rows, columns = self.stored_tile(tiles)
+        registers = -(-columns // FP4_REGISTER_ELEMENTS)
+        codes = (rows // 2, registers * FP4_REGISTER_ELEMENTS // 2)
+        return codes, (columns // C0_BYTES, rows // 2 + 1, C0_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
 class GemmVariant:
     """One compiled form of the GEMM.
 
@@ -50,6 +83,7 @@ class GemmVariant:
         sfd: dtype of the scale words of an FP8 D (quantise).
         counts_clamped: whether clamped values are counted (quantise).
         run: columns that stay together (heads).
+        packed: the operand that arrives as FP4 and becomes FP8 on its way to the cube; None if neither.
     """
 
     element: Element
@@ -63,6 +97,7 @@ class GemmVariant:
     sfd: str = "int16"
     counts_clamped: bool = False
     run: int = 0
+    packed: Packed | None = None
 
     @property
     def word_columns(self) -> int:

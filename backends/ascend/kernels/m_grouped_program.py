@@ -34,10 +34,10 @@ def build(variant: MGroupedVariant) -> Any:
     def m_grouped_gemm(
         A: a_type, B: b_type, SA: sa_type, SB: sb_type, D: d_type, layout: layout_type, factor: T.float32
     ):
-        with T.Kernel(cores) as core:
+        with T.MixedKernel(cores) as (core, vector_core):
             a = elements(gemm, A, *slabs, M, K)
             b = elements(gemm, B, G, N, K)
-            tiles = on_chip_tiles(gemm)
+            tiles = on_chip_tiles(gemm, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
             halves = epilogue_tiles(gemm)
             columns = T.ceildiv(N, bn)

@@ -50,11 +50,11 @@ def _scales_reason(name: str, operand: Operand, rows: GroupLayout | None, column
 
 
 def in_one_format(executor: Executor, a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Return operands the cube can multiply: FP4 becomes FP8 unless both are FP4 and K-major.
+    """Return operands a GEMM program takes: FP4 becomes FP8 if both are FP4 and not both K-major.
 
-    FP4 along MN has no proven transposing copy, and both operands of the cube have one format.
+    FP4 along MN has no proven transposing copy. FP4 next to FP8 stays: programs turn it into FP8 on its way to the cube.
     """
-    if a.kind == b.kind == "fp4" and a.is_k_major and b.is_k_major:
+    if a.kind != b.kind or (a.is_k_major and b.is_k_major):
         return a, b
     return _as_fp8(executor, a), _as_fp8(executor, b)
 
@@ -70,9 +70,9 @@ def _as_fp8(executor: Executor, operand: Operand) -> Operand:
 
 
 def stored(operand: Operand) -> Tensor:
-    """Return the data as it lies in memory: [.., mn, k], or [.., k, mn]; FP4 as bytes without pitch."""
+    """Return the data as it lies in memory: [.., mn, k], or [.., k, mn]; FP4 as bytes of two, without pitch."""
     if operand.kind == "fp4":
-        return canonical(operand.data.view(torch.uint8))
+        return canonical((operand.data if operand.is_k_major else operand.data.mT).view(torch.uint8))
     return unit_rows(operand.data if operand.is_k_major else operand.data.mT)
 
 

@@ -82,6 +82,7 @@ class Problem:
     [
         ("index", ("bf16", "bf16"), "nn", torch.float32),
         ("index", ("fp4", "fp4"), "nt", torch.bfloat16),
+        ("index", ("fp8", "fp4"), "nt", torch.bfloat16),
         ("psum", ("fp8", "fp8"), "nt", torch.bfloat16),
         ("psum", ("fp8", "fp4"), "nn", torch.float32),
         ("masked", ("bf16", "bf16"), "nt", torch.bfloat16),
