@@ -96,9 +96,9 @@ def test_processes_share_a_folder(tmp_path):
 BODY = "asc_sync();"
 
 
-def compile_once(tmp_path, run_ascend, monkeypatch):
+def compile_once(tmp_path, run_ascend, monkeypatch, body=BODY):
     monkeypatch.setattr(launch, "shared_cache", lambda: Cache(tmp_path))
-    run_ascend(BODY, {"X": torch.zeros(4)}, check="off")
+    run_ascend(body, {"X": torch.zeros(4)}, check="off")
 
 
 def test_a_kernel_is_compiled_once(tmp_path, run_ascend, monkeypatch):
@@ -111,6 +111,21 @@ def test_a_kernel_is_compiled_once(tmp_path, run_ascend, monkeypatch):
     calls.clear()
     compile_once(tmp_path, run_ascend, monkeypatch)
     assert not [c for c in calls if any(str(w).endswith("k_kernel.cpp") for w in c)]
+
+
+def test_headers_are_precompiled_beside_the_first_kernel_and_read_by_the_second(tmp_path, run_ascend, monkeypatch):
+    if "Free Software Foundation" not in compiler._identity(tuple(compiler.find_compiler()[:1])):
+        pytest.skip("only g++ precompiles headers here")
+    calls = []
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: (calls.append(a[0]), real(*a, **k))[1])
+    for body in (BODY, BODY * 2):
+        compile_once(tmp_path, run_ascend, monkeypatch, body)
+    assert [("-include" in c, "c++-header" in c) for c in calls if "-x" in c or any(str(w).endswith(".cpp") for w in c)] in (
+        [(False, False), (False, True), (True, False)],
+        [(False, True), (False, False), (True, False)],
+    )  # fmt: skip
+    assert len(list(tmp_path.glob("prefix-*/prefix.h.gch"))) == 1
 
 
 def test_a_truncated_library_is_rebuilt(tmp_path, run_ascend, monkeypatch):

@@ -13,6 +13,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import _simulator
@@ -20,7 +22,7 @@ from .cache import Cache, digest
 from .errors import CompilerNotFoundError, KernelCompileError, UnimplementedBuiltinError
 
 _FLAGS = (
-    "-std=c++20 -O2 -g1 -fPIC -shared -w -fno-strict-aliasing -fno-delete-null-pointer-checks -fstack-clash-protection -fvisibility=hidden "
+    "-std=c++20 -g1 -fPIC -shared -w -fno-strict-aliasing -fno-delete-null-pointer-checks -fstack-clash-protection -fvisibility=hidden "
     "-ffp-contract=off -fno-math-errno -fno-trapping-math"
 )
 _CHECK_FLAGS = "-DUSIM_CHECK -fsanitize=thread -nodefaultlibs"
@@ -81,19 +83,25 @@ def _templates_key(templates: Path) -> str:
     return digest(*(p.read_bytes() for p in sorted((templates / "tl_templates" / "ascend").glob("*.h"))))
 
 
+def _optimisation(gnu: bool, check: bool, simd: bool) -> list[str]:
+    """What makes kernels fast at a small compile time; measured with benchmarks/simulator.py."""
+    if gnu and simd:
+        # Loops over the lanes of registers need unrolling and vectors, and hardly anything else of the higher levels,
+        # which would take half as long again.
+        return ["-O1", "-ftree-vectorize", "-fpeel-loops"]
+    if gnu and check:
+        return ["-O2", "-fno-tree-sra"]  # a float2 is then one access to check, not two
+    return ["-O2" if check else "-O3"]
+
+
 def _command(compiler: list[str], check: bool, simd: bool, saturate: bool, templates: Path) -> list[str]:
     headers = include_folder()
-    words = [*compiler, *_FLAGS.split(), "-march=native"]
+    gnu = "clang" not in compiler[0]
+    words = [*compiler, *_FLAGS.split(), "-march=native", *_optimisation(gnu, check, simd)]
     if check:
         words += _CHECK_FLAGS.split()
-        if "clang" not in compiler[0]:
+        if gnu:
             words += ["--param", "tsan-instrument-func-entry-exit=0"]
-            if not simd:
-                words += [
-                    "-fno-tree-sra"
-                ]  # a float2 is then one access to check, not two; SIMD registers need the pass
-    else:
-        words += ["-O3"]
     if simd:
         words += ["-DUSIM_SIMD"]
     else:
@@ -110,26 +118,40 @@ _PREFIX = """#include <tl_templates/ascend/common.h>
 """
 
 
-def _precompiled_prefix(command: list[str], key: str, cache: Cache) -> list[str]:
-    """Options that make g++ read the common headers precompiled: more than half of a kernel's compile time.
+def _build_prefix(command: list[str], folder: Path) -> None:
+    """Precompile the common headers: more than half of a kernel's compile time. A failure leaves nothing behind.
 
-    A folder appears complete, by one rename, or not at all. Other compilers than g++ do without.
+    The folder appears complete, by one rename, or not at all.
     """
-    if "Free Software Foundation" not in _identity(tuple(command[:1])):
-        return []
-    folder = cache.folder / f"prefix-{key}"
-    if not folder.is_dir():
-        with tempfile.TemporaryDirectory(prefix=".prefix-", dir=cache.folder) as building:
-            made = Path(building) / "made"
-            made.mkdir(mode=0o700)
-            (made / "prefix.h").write_text(_PREFIX)
-            words = [w for w in command if w not in ("-shared", "-nodefaultlibs")]
-            target = ["-x", "c++-header", str(made / "prefix.h"), "-o", str(made / "prefix.h.gch")]
-            if subprocess.run([*words, *target], capture_output=True, check=False).returncode != 0:
-                return []
+    with tempfile.TemporaryDirectory(prefix=".prefix-", dir=folder.parent) as building:
+        made = Path(building) / "made"
+        made.mkdir(mode=0o700)
+        (made / "prefix.h").write_text(_PREFIX)
+        words = [w for w in command if w not in ("-shared", "-nodefaultlibs")]
+        target = ["-x", "c++-header", str(made / "prefix.h"), "-o", str(made / "prefix.h.gch")]
+        if subprocess.run([*words, *target], capture_output=True, check=False).returncode == 0:
             with contextlib.suppress(OSError):  # another process was first
                 made.rename(folder)
-    return ["-include", str(folder / "prefix.h")]
+
+
+@contextlib.contextmanager
+def _precompiled_prefix(command: list[str], key: str, cache: Cache) -> Iterator[list[str]]:
+    """Options that make g++ read the common headers precompiled; none for other compilers.
+
+    Where they do not exist yet they are made meanwhile, for the next kernel: this one does not wait for them to start.
+    """
+    folder = cache.folder / f"prefix-{key}"
+    if "Free Software Foundation" not in _identity(tuple(command[:1])):
+        yield []
+    elif folder.is_dir():
+        yield ["-include", str(folder / "prefix.h")]
+    else:
+        builder = threading.Thread(target=_build_prefix, args=(command, folder))
+        builder.start()
+        try:
+            yield []
+        finally:
+            builder.join()
 
 
 def _explain(text: str, name: str, output: str) -> Exception:
@@ -160,18 +182,26 @@ def compile_kernel(
     key = digest(text, *environment, str(_simulator.ABI_VERSION))
     if cache.load("so", key) is not None:
         return cache.path("so", key)
-    with tempfile.TemporaryDirectory(prefix="unikernels-compile-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="unikernels-compile-") as folder,
+        _precompiled_prefix(command, digest(*environment), cache) as prefix,
+    ):
         source, library = Path(folder) / f"{name}.cpp", Path(folder) / f"{name}.so"
         source.write_text(text)
-        for prefix in (_precompiled_prefix(command, digest(*environment), cache), []):
-            words = [*command, *prefix, str(source), "-o", str(library), *_LIBRARIES.split()]
-            result = subprocess.run(words, capture_output=True, text=True, check=False)
-            if result.returncode == 0 or not prefix:
-                break
-            # Either the kernel or the precompiled header is broken; the second try, without the header, tells which.
+        result = _run_compiler(command, prefix, source, library)
+        if result.returncode != 0 and prefix:
+            # Either the kernel or the precompiled header is broken; a second try, without the header, tells which.
+            result = _run_compiler(command, [], source, library)
         if result.returncode != 0:
             raise _explain(text, name, result.stderr)
         return cache.store("so", key, library.read_bytes())
+
+
+def _run_compiler(
+    command: list[str], prefix: list[str], source: Path, library: Path
+) -> subprocess.CompletedProcess[str]:
+    words = [*command, *prefix, str(source), "-o", str(library), *_LIBRARIES.split()]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 def source_line(library: Path, offset: int, name: str) -> int:
