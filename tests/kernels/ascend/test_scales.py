@@ -164,3 +164,29 @@ def test_layout_functions_use_the_kernel(ascend, make_scales):
     sf[0, 1] = 3.0
     with pytest.raises(InvalidArgumentError, match=r"transform_sf_into_required_layout: sf\[0, 1\] = 3.0"):
         uk.transform_sf_into_required_layout(sf, 256, 224, (1, 32))
+
+
+def test_nothing_waits_for_a_device():
+    """Tensors without data stand in for an NPU's: reading a value from them fails. Not run on hardware."""
+    launched = []
+
+    class Recorder:
+        name = "npu"
+
+        def num_cores(self):
+            return 4
+
+        def run(self, kernel, *arguments):
+            launched.append((kernel.variant, arguments))
+
+    ends = torch.empty(3, dtype=torch.int32, device="meta")
+    scales = Scales(torch.empty(300, 8, device="meta"), FP32, 1, 32, 300, 256)
+    words = scale_words(Recorder(), scales, GroupLayout("psum", ends, 128), KGroupLayout("psum", ends, 256))
+    assert (words.shape, words.dtype) == ((4, 300), torch.int16)
+    ((variant, arguments),) = launched
+    assert (variant.rows, variant.masks_k, variant.num_cores) == ("psum", True, 8)
+    source, rows, columns, _, is_bad, *numbers = arguments
+    assert (source.shape, source.dtype) == ((1, 300, 8), torch.int32)
+    assert rows is columns is ends
+    assert is_bad.device.type == "meta"  # the flag stays on the device
+    assert numbers == [8, 1, 128, 256]
