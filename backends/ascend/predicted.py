@@ -44,7 +44,7 @@ def _rows() -> list[_Row]:
     names = {"dense": "gemm", "m_grouped": "m_grouped_gemm"}
     lines = (line for line in DATA.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
     return [
-        _Row(names[r["op"]], r["dtype"], *(int(r[name]) for name in ("groups", "m", "n", "k")), float(r["tflops"]))
+        _Row(names[r["op"]], r["dtype"], int(r["groups"]), int(r["m"]), int(r["n"]), int(r["k"]), float(r["tflops"]))
         for r in csv.DictReader(lines)
         if r["op"] in names
     ]
@@ -77,7 +77,8 @@ def _call(row: _Row) -> None:
         a, b = _operand(left, (row.groups * row.m, row.k)), _operand(right, (row.groups, row.n, row.k))
         unikernels.m_grouped_fp8_fp4_gemm_nt_contiguous(a, b, d, ends, use_psum_layout=True, recipe=(1, 1, 32))
     elif left == "bf16":
-        unikernels.bf16_gemm_nt(*(torch.empty(rows, row.k, dtype=torch.bfloat16) for rows in (row.m, row.n)), d)
+        x, y = (torch.empty(rows, row.k, dtype=torch.bfloat16) for rows in (row.m, row.n))
+        unikernels.bf16_gemm_nt(x, y, d)
     else:
         a, b = _operand(left, (row.m, row.k)), _operand(right, (row.n, row.k))
         unikernels.fp8_fp4_gemm_nt(a, b, d, recipe=(1, 1, 32))

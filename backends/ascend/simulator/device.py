@@ -58,7 +58,8 @@ class SimulatedDevice:
     def benchmark(self) -> Iterator[list[Report]]:
         """Collect the reports of this thread's kernel calls; kernels simulated before with the same shapes do not run."""
         outer = getattr(self._benchmarks, "reports", None)
-        self._benchmarks.reports = reports = []
+        reports: list[Report] = []
+        self._benchmarks.reports = reports
         try:
             yield reports
         finally:
