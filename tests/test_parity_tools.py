@@ -12,9 +12,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from unikernels import cli, parity
+from unikernels import _registry, cli, parity, support
+from unikernels.backend import Backend
 from unikernels.errors import ParityError
-from unikernels.parity import runner
+from unikernels.parity import report, runner
 from unikernels.parity.compare import ULP_BUCKETS, compare
 
 CASES = parity.select(["gemm"], pattern="fp8xfp8-nt-int16_32-m=34")
@@ -193,6 +194,43 @@ class TestCommandLine:
         assert cli.main(["doctor"]) == 0
         text = capsys.readouterr().out
         assert all(word in text for word in ("cpu", "reference", "gemm", "UNIKERNELS_BACKEND"))
+        assert "portable" in text
+        assert "threads" in text
+
+    def test_doctor_counts_what_a_backend_refuses(self, capsys, monkeypatch):
+        def refuse_fp4(self, operation, problem):
+            return "it reads no fp4" if operation == "gemm" and "fp4" in (problem.a.kind, problem.b.kind) else None
+
+        cpu = type(_registry.backend("cpu"))
+        monkeypatch.setattr(cpu, "why_not", refuse_fp4)
+        answers = support.answers("cpu")
+        refused = {line for line, reason in answers.items() if reason is not None}
+        assert refused == {line for line, _, _ in support.lines() if line[0] == "gemm" and "fp4" in line[1]}
+        assert len(refused) < len([line for line in answers if line[0] == "gemm"])
+        assert cli.main(["doctor"]) == 0
+        text = capsys.readouterr().out
+        assert "it reads no fp4" in text
+        assert f"{len([line for line in answers if line[0] == 'gemm']) - len(refused)} of " in text
+
+    def test_asking_what_is_supported_computes_nothing(self, monkeypatch):
+        def explode(self, problem):
+            raise AssertionError("a kernel ran")
+
+        cpu = type(_registry.backend("cpu"))
+        monkeypatch.setattr(cpu, "why_not", lambda self, operation, problem: None)
+        monkeypatch.setattr(cpu, "gemm", explode)
+        assert all(reason is None for line, reason in support.answers("cpu").items() if line[0] == "gemm")
+
+    def test_an_operation_a_backend_lacks_is_one_line(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(type(_registry.backend("cpu")), "hc_prenorm_gemm", Backend.hc_prenorm_gemm)
+        monkeypatch.setattr(_registry, "_bound", {})  # methods bound by earlier calls
+        results = list(parity.run(parity.select(["hc_prenorm_gemm", "mega_mhc"]), ["cpu"]))
+        assert sum(result.status == "unsupported" for result in results) > 1
+        rows = report.table(results).columns[0]._cells
+        assert rows.count("hc_prenorm_gemm") == 1
+        assert rows.count("mega_mhc") == len({r.case.labels["dtype"] for r in results if r.operation == "mega_mhc"})
+        report.write_html(tmp_path / "page.html", results)
+        assert (tmp_path / "page.html").read_text().count("<td>hc_prenorm_gemm</td>") == 1
 
     def test_bench(self, tmp_path):
         lines = tmp_path / "bench.jsonl"

@@ -220,8 +220,7 @@ def _bind(operation: str, name: str, device_type: str) -> Callable[[Any], Any]:
     chosen = _choose(name, device_type)
     method = _without_autograd(getattr(chosen, operation))
     fallback_name = environment.read("UNIKERNELS_FALLBACK")
-    has_limits = type(chosen).why_not is not _base_class().why_not
-    if not has_limits and (chosen.implements(operation) or not fallback_name):
+    if not has_limits(chosen) and (chosen.implements(operation) or not fallback_name):
         return method
 
     def run(problem: Any) -> Any:
@@ -242,6 +241,29 @@ def _bind(operation: str, name: str, device_type: str) -> Callable[[Any], Any]:
         )
 
     return run
+
+
+def has_limits(chosen: Backend) -> bool:
+    """Return whether a backend refuses some problems of operations it implements."""
+    return type(chosen).why_not is not _base_class().why_not
+
+
+@contextmanager
+def intercepted(name: str, operation: str, method: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, `name` is in force and its `operation` goes to `method`, on its own device.
+
+    For tools that ask what a call would compute. Other threads that use the backend meanwhile are affected too.
+    """
+    with use_backend(name):
+        methods = _bound.setdefault(name, {}).setdefault(backend(name).device.type, {})
+        kept = methods.get(operation)
+        methods[operation] = method
+        try:
+            yield
+        finally:
+            del methods[operation]
+            if kept is not None:
+                methods[operation] = kept
 
 
 def _without_autograd(method: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, _registry, environment
+from . import __version__, _registry, environment, support
 from .operations import ALL
 
 _PACKAGES = ("torch", "numpy", "pluggy", "safetensors", "triton", "tilelang", "torch-npu", "deep-gemm")
@@ -50,21 +50,56 @@ def show(console: Console) -> int:
         state = "[green]available[/]" if reason is None else f"[yellow]unavailable[/]: {reason}"
         backends.add_row(name, state, "\n".join(f"{key}: {value}" for key, value in details.items()))
     console.print(backends)
+    _show_operations(console)
+    return len(found.failures)
+
+
+def _show_operations(console: Console) -> None:
+    """Print operations, operand types and layouts by backend, then the reasons behind partial answers."""
+    names = list(_registry.discover().backends)
+    answers = {name: support.answers(name) for name in names if _registry.available_backends()[name] is None}
     operations = Table(
-        title="Operations", caption="derived from the cases of each operation and the methods each backend overrides"
+        title="Operations",
+        caption="Counts are pairs of operand types and layout. Derived from the cases of each operation, the methods each "
+        "backend overrides and what it refuses.",
     )
     operations.add_column("operation", no_wrap=True)
-    operations.add_column("operand types")
-    operations.add_column("computes")
-    for name in found.backends:
-        operations.add_column(name, justify="center")
-    columns = [capabilities(name) for name in found.backends]
+    for column in ("operand types", "layouts"):
+        operations.add_column(column, overflow="fold")
+    for name in names:
+        operations.add_column(name, justify="center", no_wrap=True)
     for operation in ALL:
-        marks = ["[green]yes[/]" if column[operation.name] else "-" for column in columns]
-        dtypes = dict.fromkeys(case.labels["dtype"] for case in operation.cases())
-        operations.add_row(operation.name, ", ".join(dtypes), operation.summary, *marks)
+        lines = [line for line, of_line, _ in support.lines() if of_line is operation]
+        marks = [_mark(answers.get(name), lines, capabilities(name)[operation.name]) for name in names]
+        dtypes, layouts = dict.fromkeys(line[1] for line in lines), dict.fromkeys(line[2] for line in lines)
+        operations.add_row(operation.name, ", ".join(dtypes), "; ".join(layouts), *marks)
     console.print(operations)
-    return len(found.failures)
+    limits = Table(title="Limits inside implemented operations")
+    for column in ("backend", "operation", "operand types and layout", "it says"):
+        limits.add_column(column, overflow="fold")
+    for name, answer in answers.items():
+        for (operation_name, reason), combinations in _refusals(answer, capabilities(name)).items():
+            limits.add_row(name, operation_name, "; ".join(combinations), reason)
+    if limits.row_count:
+        console.print(limits)
+
+
+def _mark(answer: dict[support.Line, str | None] | None, lines: list[support.Line], implements: bool) -> str:
+    if not implements:
+        return "-"
+    if answer is None:
+        return "[green]yes[/], not asked"  # it cannot run here
+    taken = sum(answer[line] is None for line in lines)
+    return f"[green]all {taken}[/]" if taken == len(lines) else f"[yellow]{taken} of {len(lines)}[/]"
+
+
+def _refusals(answer: dict[support.Line, str | None], implements: dict[str, bool]) -> dict[tuple[str, str], list[str]]:
+    """Group what a backend refuses by operation and reason."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for (operation, dtype, layout), reason in answer.items():
+        if reason is not None and implements[operation]:
+            grouped.setdefault((operation, reason), []).append(f"{dtype} {layout}")
+    return grouped
 
 
 def _show_facts(console: Console) -> None:

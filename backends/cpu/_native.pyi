@@ -2,6 +2,7 @@ OperandFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int
 OutputFields = tuple[int, int, int, int, int, int]
 
 def isa_variants() -> list[str]: ...
+def built_variants() -> list[str]: ...
 def gemm(
     a: OperandFields,
     b: OperandFields,

@@ -5,6 +5,7 @@ Kernels are imported inside the methods, so that discovery costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,6 +47,22 @@ class CpuBackend(Backend):
 
     def num_cores(self) -> int:
         return torch.get_num_threads()
+
+    def details(self) -> Mapping[str, str]:
+        from . import _native
+        from .kernels.matmul import compute_dtype, multiplies_in_torch, num_threads
+
+        *_, best = usable = _native.isa_variants()
+        unused = [name for name in _native.built_variants() if name not in usable]
+        dtype = compute_dtype()
+        if dtype == "fp32" and best == "avx512_bf16":
+            best = usable[-2]
+        return {
+            "instruction sets": f"{best} in use; built: {', '.join(_native.built_variants())}"
+            + (f"; not on this CPU: {', '.join(unused)}" if unused else ""),
+            "products": f"{dtype}{', of large panels in torch' if dtype == 'bf16' and multiplies_in_torch() else ''}",
+            "threads": str(num_threads()),
+        }
 
     def gemm(self, problem: GemmProblem) -> None:
         from .kernels.gemm import gemm

@@ -26,7 +26,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "error": "bold red", "unsupp
 
 
 def table(results: Sequence[Result], title: str = "Parity with the reference") -> Table:
-    """Return one row per operation, dtype and backend; about 105 columns wide."""
+    """Return one row per operation, dtype and backend, or one per operation a backend lacks; about 105 columns wide."""
     caption = "calc_diff, max abs and max rel are the worst of all cases of the row"
     shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("operation", "dtype", "backend"):
@@ -34,7 +34,10 @@ def table(results: Sequence[Result], title: str = "Parity with the reference") -
     for column in ("passed", "calc_diff", "tolerance", "max abs", "max rel", "bit-equal"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.add_column("verdict", no_wrap=True)
+    lacking = missing(results)
     for (operation, dtype, backend), group in grouped(results).items():
+        if (operation, backend) in lacking:
+            continue
         outputs = [one for result in group for one in result.outputs.values()]
         elements = sum(one.num_elements for one in outputs)
         equal = elements - sum(one.num_bit_mismatches for one in outputs)
@@ -51,7 +54,22 @@ def table(results: Sequence[Result], title: str = "Parity with the reference") -
             f"{100 * equal / elements:.1f} %" if elements else "-",
             f"[{_STYLES[verdict]}]{verdict}[/]",
         )
+    for (operation, backend), refused in lacking.items():
+        blank = ["-"] * 5
+        shown.add_row(operation, "all", backend, f"0/{len(refused)}", *blank, f"[{_STYLES['unsupported']}]unsupported[/]")
     return shown
+
+
+def missing(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Return the results of each (operation, backend) that refused every case with the same words."""
+    groups: dict[tuple[str, str], list[Result]] = collections.defaultdict(list)
+    for result in results:
+        groups[result.operation, result.backend].append(result)
+    return {
+        key: group
+        for key, group in groups.items()
+        if all(result.status == "unsupported" for result in group) and len({result.message for result in group}) == 1
+    }
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[str, str, str], list[Result]]:
@@ -138,7 +156,7 @@ _PAGE = """<!doctype html>
 <img alt="Distances per operation" src="data:image/png;base64,{{ picture }}">
 <table><thead><tr><th>operation</th><th>case</th><th>backend</th><th>output</th><th>calc_diff</th><th>tolerance</th>
 <th>max abs</th><th>max rel</th><th>bits differ</th><th>ULP {{ buckets }}</th><th>verdict</th></tr></thead><tbody>
-{% for r in results %}{% if r.outputs %}{% for name, one in r.outputs.items() %}
+{% for r in results if (r.operation, r.backend) not in lacking %}{% if r.outputs %}{% for name, one in r.outputs.items() %}
 <tr><td>{{ r.operation }}</td><td>{{ r.case.id }}</td><td>{{ r.backend }}</td><td>{{ name }}</td>
 <td class="n">{{ '%.1e' % one.calc_diff }}</td><td class="n">{{ '%.0e' % one.tolerance }}</td>
 <td class="n">{{ '%.1e' % one.max_abs }}</td><td class="n">{{ '%.1e' % one.max_rel }}</td>
@@ -147,7 +165,10 @@ _PAGE = """<!doctype html>
 {% endfor %}{% else %}
 <tr><td>{{ r.operation }}</td><td>{{ r.case.id }}</td><td>{{ r.backend }}</td><td colspan="7">{{ r.message }}</td>
 <td class="{{ r.status }}">{{ r.status }}</td></tr>
-{% endif %}{% endfor %}</tbody></table></body></html>
+{% endif %}{% endfor %}{% for (operation, backend), refused in lacking.items() %}
+<tr><td>{{ operation }}</td><td>all {{ refused|length }} cases</td><td>{{ backend }}</td><td colspan="7">{{ refused[0].message }}</td>
+<td class="unsupported">unsupported</td></tr>
+{% endfor %}</tbody></table></body></html>
 """
 
 
@@ -168,6 +189,7 @@ def write_html(path: Path, results: Sequence[Result], yardstick: str = "referenc
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     text = page.render(
         results=results,
+        lacking=missing(results),
         backends=list(dict.fromkeys(result.backend for result in results)),
         yardstick=yardstick,
         counts=collections.Counter(result.status for result in results),

@@ -31,7 +31,7 @@ from .. import _native
 #: Bytes of one decoded bfloat16 panel of the torch path; there is one of A and one of B.
 PANEL_BYTES = 16 << 20
 
-# Rows of A from which torch's bfloat16 product beats decoding into packed panels, where `_multiplies_in_torch`.
+# Rows of A from which torch's bfloat16 product beats decoding into packed panels, where `multiplies_in_torch`.
 _MIN_ROWS_OF_TORCH_BF16 = 48
 
 _KIND_CODE = {"bf16": 0, "fp8": 1, "fp4": 2, "fp32": 3}
@@ -74,13 +74,13 @@ def matmul_nt(
     if m == 0 or n == 0:
         return
     left, right = _fields(a), _fields(b)
-    chosen = compute or _compute_dtype()
+    chosen = compute or compute_dtype()
     if (
         chosen == "bf16"
         and isa is None
         and not row_invariant
         and m >= _MIN_ROWS_OF_TORCH_BF16
-        and _multiplies_in_torch()
+        and multiplies_in_torch()
         and accumulate is None
         and alpha == 1.0
         and out.dtype is torch.bfloat16
@@ -157,7 +157,7 @@ def _torch_has(*names: str) -> bool:
 
 
 @functools.cache
-def _multiplies_in_torch() -> bool:
+def multiplies_in_torch() -> bool:
     """Whether torch multiplies bfloat16 faster than the native kernels here: AMX, or AVX512_BF16 without byte permutes."""
     if _torch_has("_is_amx_tile_supported"):
         return True
@@ -166,10 +166,11 @@ def _multiplies_in_torch() -> bool:
 
 @functools.cache
 def _has_native_bf16() -> bool:
-    return _multiplies_in_torch() or "avx512_bf16" in _native.isa_variants()
+    return multiplies_in_torch() or "avx512_bf16" in _native.isa_variants()
 
 
-def _compute_dtype() -> str:
+def compute_dtype() -> str:
+    """Return "bf16" or "fp32": what elements are multiplied as where both are exact."""
     chosen = environment.read("UNIKERNELS_CPU_COMPUTE")
     if chosen == "auto":
         return "bf16" if _has_native_bf16() else "fp32"

@@ -85,6 +85,13 @@ std::vector<std::string> isa_variants() {
     return names;
 }
 
+std::vector<std::string> built_variants() {
+    std::vector<std::string> names;
+    for (const Variant* variant : {&portable_variant, avx2_variant, avx512_variant, avx512_bf16_variant})
+        if (variant != nullptr) names.emplace_back(variant->name);
+    return names;
+}
+
 void gemm_tuples(const py::tuple& a_fields, const py::tuple& b_fields, const py::tuple& out_fields, double alpha, int threads,
                  const char* isa, bool allows_bf16, bool row_invariant) {
     const Operand a = read_operand(a_fields), b = read_operand(b_fields);
@@ -135,6 +142,7 @@ void relu_sum_addresses(uintptr_t dots, std::array<int64_t, 2> dots_pitch, uintp
 PYBIND11_MODULE(_native, module) {
     module.doc() = "GEMM, decoding and head sums on addresses; see _native.pyi and kernels/matmul.py.";
     module.def("isa_variants", &isa_variants);
+    module.def("built_variants", &built_variants);
     module.def("gemm", &gemm_tuples, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("alpha"), py::arg("threads"),
                py::arg("isa") = static_cast<const char*>(nullptr), py::arg("allows_bf16") = true, py::arg("row_invariant") = false);
     module.def("decode", &decode_tuples, py::arg("operand"), py::arg("row0"), py::arg("row1"), py::arg("out"),

@@ -159,7 +159,7 @@ def test_bf16_output_is_the_rounded_fp32_output(make_operand, isa):
 
 @pytest.mark.parametrize("pair", [("fp8", "fp8"), ("fp8", "fp4"), ("fp4", "fp4"), ("bf16", "bf16")])
 def test_bfloat16_panels_give_the_same_products(make_operand, monkeypatch, pair):
-    monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul._multiplies_in_torch", lambda: True)
+    monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul.multiplies_in_torch", lambda: True)
     monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul.PANEL_BYTES", 32 << 10)  # several panels of each side
     scales = (ScaleFormat.UE8M0X2_INT16, 1, 32) if pair[0] != "bf16" else ()
     a, b = make_operand(pair[0], 130, 256, *scales), make_operand(pair[1], 150, 256, *scales)
@@ -173,7 +173,7 @@ def test_bfloat16_panels_are_not_used_where_they_would_round(make_operand, monke
     def refuse(*_args: object) -> None:
         raise AssertionError("bfloat16 panels were used")
 
-    monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul._multiplies_in_torch", lambda: True)
+    monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul.multiplies_in_torch", lambda: True)
     monkeypatch.setattr("unikernels.backends.cpu.kernels.matmul._torch_bf16", refuse)
     exact = (ScaleFormat.UE8M0X2_INT16, 1, 32)
     a, b = make_operand("fp8", 64, 96, *exact), make_operand("fp8", 40, 96, *exact)
@@ -200,13 +200,13 @@ def test_power_of_two_float_scales_count_as_exact(make_operand):
     assert not _native.is_exact_in_bf16(_fields(a))
 
 
-def test_environment_chooses_the_compute_dtype(monkeypatch):
+def test_environment_chooses_thecompute_dtype(monkeypatch):
     from unikernels.backends.cpu.kernels import matmul
 
     for name in ("bf16", "fp32"):
         monkeypatch.setenv("UNIKERNELS_CPU_COMPUTE", name)
         environment.forget()
-        assert matmul._compute_dtype() == name
+        assert matmul.compute_dtype() == name
     monkeypatch.undo()
     environment.forget()
 
