@@ -5,7 +5,7 @@ The accepting path runs in every GEMM call: it looks at dtype and shape and make
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ from .formats import FORMAT_OF_DTYPE, ScaleFormat, Scales, ceil_div
 from .native_packing import transcode
 
 _BYTE_DTYPES = frozenset({torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8)})
+#: How the function called lets its user choose granularities: `recipe_a` and `recipe_b`; only `recipe` of three numbers;
+#: `recipe=(1, 1, gran_k)`; `recipe` of one operand; not at all.
+RecipeForm = Literal["per_operand", "joint", "along_k", "single", "fixed"]
+
 _KNOWN_GRANULARITIES = ((1, 32), (1, 128), (128, 128), (128, 32))
 
 
@@ -29,6 +33,7 @@ def normalize_scales(
     num_groups: int | None = None,
     name: str,
     function: str,
+    recipe_form: RecipeForm = "per_operand",
 ) -> Scales:
     """Return `tensor` as the scales of a [mn, k] matrix, or [num_groups, mn, k]; the shape must fit exactly.
 
@@ -42,6 +47,7 @@ def normalize_scales(
     Args:
         name: the argument, for example "sfb"; messages name the recipe argument that goes with it.
         function: the public function, first word of every message.
+        recipe_form: what a message may propose for other granularities.
     Raises:
         InvalidArgumentError: dtype or shape do not fit; received and expected shape are named.
     """
@@ -57,12 +63,12 @@ def normalize_scales(
     if scale_format is None:
         words = _words_of_bytes(tensor, (*leading, rows), num_blocks)
         if words is None:
-            _refuse(tensor, mn, k, gran_mn, gran_k, leading, name, function)
+            _refuse(tensor, mn, k, gran_mn, gran_k, leading, name, function, recipe_form)
         return Scales(words, ScaleFormat.UE8M0X2_INT16, gran_mn, gran_k, mn, k)
     per_word = scale_format.per_word
     num_words = num_blocks if per_word == 1 else -(-num_blocks // per_word)
     if tensor.shape != (*leading, rows, num_words):
-        _refuse(tensor, mn, k, gran_mn, gran_k, leading, name, function)
+        _refuse(tensor, mn, k, gran_mn, gran_k, leading, name, function, recipe_form)
     return Scales(tensor, scale_format, gran_mn, gran_k, mn, k)
 
 
@@ -102,6 +108,7 @@ def _refuse(
     leading: tuple[int, ...],
     name: str,
     function: str,
+    recipe_form: RecipeForm,
 ) -> NoReturn:
     if tensor.dtype not in FORMAT_OF_DTYPE and tensor.dtype not in _BYTE_DTYPES:
         raise InvalidArgumentError(
@@ -122,7 +129,7 @@ def _refuse(
         f"{function}: {name} has shape {tuple(tensor.shape)}, expected {wanted}: one scale per "
         f"{gran_mn}x{gran_k} block of a {mn}x{k} matrix ({groups}{ceil_div(mn, gran_mn)} rows of {ceil_div(k, gran_k)} "
         f"scales{packing}).\n"
-        f"  {_hint(tensor, mn, k, gran_mn, gran_k, leading, expected, name)}"
+        f"  {_hint(tensor, mn, k, gran_mn, gran_k, leading, expected, name, recipe_form)}"
     )
 
 
@@ -135,19 +142,21 @@ def _hint(
     leading: tuple[int, ...],
     expected: tuple[int, ...],
     name: str,
+    recipe_form: RecipeForm,
 ) -> str:
     shape = tuple(tensor.shape)
-    recipe = {"sfa": "recipe_a", "sfb": "recipe_b"}.get(name, "the recipe")
     fitting = [
         known
         for known in _KNOWN_GRANULARITIES
-        if known != (gran_mn, gran_k) and shape == _expected_shape(tensor.dtype, mn, k, *known, leading)
+        if known != (gran_mn, gran_k)
+        and _recipe(recipe_form, name, *known)
+        and shape == _expected_shape(tensor.dtype, mn, k, *known, leading)
     ]
     if fitting:
         known_mn, known_k = fitting[0]
         return (
             f"The shape fits one scale per {known_mn}x{known_k} block: if that is meant, say so with "
-            f"{recipe}={(known_mn, known_k)} (in force is {(gran_mn, gran_k)})."
+            f"{_recipe(recipe_form, name, known_mn, known_k)} (in force is {(gran_mn, gran_k)})."
         )
     if len(shape) == len(expected) and shape == (*expected[:-2], expected[-1], expected[-2]):
         return f"The last two dimensions look exchanged: pass {name}.transpose(-1, -2); any strides are accepted."
@@ -156,4 +165,18 @@ def _hint(
             f"{expected[-2]} rows are needed: the last block counts although it is partial. Quantise the whole matrix "
             f"of {mn} rows, or pad the scales."
         )
-    return f"Quantise with gran_k={gran_k} and pass the scales unchanged, or describe them with {recipe}."
+    argument = _recipe(recipe_form, name, gran_mn, gran_k).partition("=")[0]
+    described = f", or describe them with {argument}" if argument else ""
+    return f"Quantise with gran_k={gran_k} and pass the scales unchanged{described}."
+
+
+def _recipe(form: RecipeForm, name: str, gran_mn: int, gran_k: int) -> str:
+    """Return the argument that chooses these granularities, as one would write it; empty where none can."""
+    if name in ("sfa", "sfb") and form == "per_operand":
+        return f"recipe_{name[-1]}={(gran_mn, gran_k)}"
+    if form == "joint":
+        rows = f"{gran_mn}, gran_n" if name == "sfa" else f"gran_m, {gran_mn}"
+        return f"recipe=({rows}, {gran_k})"
+    if form == "along_k":
+        return f"recipe=(1, 1, {gran_k})" if gran_mn == 1 else ""
+    return f"recipe={(gran_mn, gran_k)}" if form == "single" else ""

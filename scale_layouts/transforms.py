@@ -160,7 +160,15 @@ def transform_sf(
     """
     gran_mn, gran_k = _granularity(recipe, is_sfa, function)
     scales = normalize_scales(
-        sf, mn=mn, k=k, gran_mn=gran_mn, gran_k=gran_k, num_groups=num_groups, name="sf", function=function
+        sf,
+        mn=mn,
+        k=k,
+        gran_mn=gran_mn,
+        gran_k=gran_k,
+        num_groups=num_groups,
+        name="sf",
+        function=function,
+        recipe_form="single",
     )
     if psum_layout is not None:
         if is_sfa is False:
@@ -201,7 +209,9 @@ def transform_k_grouped_sf(
     Contract: DeepGEMM-Ascend 0.1.0, `transform_k_grouped_sf_into_required_layout`.
     """
     gran_mn, gran_k = _granularity(recipe, is_sfa, function)
-    scales = normalize_scales(sf, mn=mn, k=k, gran_mn=gran_mn, gran_k=gran_k, name="sf", function=function)
+    scales = normalize_scales(
+        sf, mn=mn, k=k, gran_mn=gran_mn, gran_k=gran_k, name="sf", function=function, recipe_form="single"
+    )
     _check_combination(scales, ScaleFormat.UE8M0X2_INT16, function)
     if alignment % max(64, 2 * gran_k):
         raise InvalidArgumentError(

@@ -18,6 +18,7 @@ from .epilogue import Alpha, BF16StochasticRounding, Epilogue, FP8CastWithClamp,
 from .errors import ArgumentTypeError, InvalidArgumentError
 from .operations.operands import Kind, Operand
 from .scale_layouts import normalize_scales
+from .scale_layouts.checks import RecipeForm
 
 _KINDS: dict[torch.dtype, Kind] = {
     torch.bfloat16: "bf16",
@@ -141,7 +142,14 @@ def matrix(function: str, name: str, data: Tensor, *, ndim: int, kinds: Sequence
 
 
 def with_scales(
-    function: str, name: str, operand: Operand, scales: Tensor, gran_mn: int, gran_k: int, num_groups: int | None = None
+    function: str,
+    name: str,
+    operand: Operand,
+    scales: Tensor,
+    gran_mn: int,
+    gran_k: int,
+    num_groups: int | None = None,
+    recipe_form: RecipeForm = "per_operand",
 ) -> Operand:
     """Attach a checked scale tensor to an operand."""
     checked = normalize_scales(
@@ -153,6 +161,7 @@ def with_scales(
         num_groups=num_groups,
         name=name,
         function=function,
+        recipe_form=recipe_form,
     )
     return Operand(operand.data, operand.kind, operand.mn, operand.k, operand.is_k_major, checked)
 

@@ -87,7 +87,7 @@ def _raw(function: str, name: str, value: object) -> Operand:
         )
     validate.require_same_device(function, data, **{f"{name}_scales": scales})
     num_groups = data.shape[0] if data.ndim == 3 else None
-    return validate.with_scales(function, f"{name}[1]", operand, scales, 1, GRAN_K, num_groups)
+    return validate.with_scales(function, f"{name}[1]", operand, scales, 1, GRAN_K, num_groups, "fixed")
 
 
 def require_same_experts(function: str, names: Sequence[str], values: Sequence[object], num_shared: int) -> None:

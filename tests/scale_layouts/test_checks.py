@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import unikernels
 from unikernels.errors import ArgumentTypeError, InvalidArgumentError
 from unikernels.scale_layouts import (
     ScaleFormat,
@@ -17,10 +18,9 @@ from unikernels.scale_layouts import (
 )
 
 
-def check(tensor, mn, k, gran_mn, gran_k, name="sfb", num_groups=None):
-    return normalize_scales(
-        tensor, mn=mn, k=k, gran_mn=gran_mn, gran_k=gran_k, num_groups=num_groups, name=name, function="fp8_gemm_nt"
-    )
+def check(tensor, mn, k, gran_mn, gran_k, **options):
+    options = {"name": "sfb", "function": "fp8_gemm_nt"} | options
+    return normalize_scales(tensor, mn=mn, k=k, gran_mn=gran_mn, gran_k=gran_k, **options)
 
 
 def test_formats_are_told_by_dtype():
@@ -96,6 +96,40 @@ def test_wrong_granularity_points_at_the_recipe():
     ):
         check(torch.ones(128, 8), 128, 256, 128, 128)
     assert check(torch.ones(128, 8), 128, 256, 1, 32).num_k_blocks == 8
+
+
+@pytest.mark.parametrize(
+    ("form", "hint"),
+    [
+        ("per_operand", r"recipe_b=\(1, 32\)"),
+        ("joint", r"recipe=\(gran_m, 1, 32\)"),
+        ("along_k", r"recipe=\(1, 1, 32\)"),
+        ("single", r"recipe=\(1, 32\)"),
+        ("fixed", r"Quantise with gran_k=128 and pass the scales unchanged\.$"),
+    ],
+)
+def test_a_hint_proposes_only_arguments_the_function_has(form, hint):
+    with pytest.raises(InvalidArgumentError, match=hint):
+        check(torch.ones(128, 8), 128, 256, 1, 128, recipe_form=form)
+
+
+def test_functions_with_one_recipe_hear_of_that_one():
+    b = torch.ones(2, 128, 256).to(torch.float8_e4m3fn)
+    with pytest.raises(InvalidArgumentError, match=r"^fp8_einsum: sfb(.|\n)*with recipe=\(gran_m, 1, 32\)"):
+        unikernels.fp8_einsum(
+            "bhr,hdr->bhd",
+            (torch.ones(3, 2, 256).to(torch.float8_e4m3fn), torch.ones(3, 2, 2)),
+            (b, torch.ones(2, 128, 8)),
+            torch.empty(3, 2, 128, dtype=torch.bfloat16),
+            recipe=(1, 128, 128),
+        )
+    rows = torch.ones(256, 64).to(torch.float8_e4m3fn)
+    words = torch.full((1, 64), 0x7F7F, dtype=torch.int16)  # one scale per 128 elements
+    with pytest.raises(InvalidArgumentError, match=r"^k_grouped_fp8_gemm_tn_contiguous: (.|\n)*recipe=\(1, 1, 128\)"):
+        unikernels.k_grouped_fp8_gemm_tn_contiguous(
+            (rows, words), (rows, words), torch.zeros(1, 64, 64), [256], torch.tensor([256], dtype=torch.int32),
+            recipe=(1, 1, 32),
+        )  # fmt: skip
 
 
 def test_a_missing_row_of_a_partial_block_is_counted():

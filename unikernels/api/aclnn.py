@@ -50,8 +50,8 @@ def _quantised(
 
     def scales(a: Operand, b: Operand) -> tuple[Operand, Operand]:
         return (
-            validate.with_scales(function, "sfa", a, sfa, 1, _GRAN_K),
-            validate.with_scales(function, "sfb", b, sfb, 1, _GRAN_K),
+            validate.with_scales(function, "sfa", a, sfa, 1, _GRAN_K, recipe_form="fixed"),
+            validate.with_scales(function, "sfb", b, sfb, 1, _GRAN_K, recipe_form="fixed"),
         )
 
     run_dense(

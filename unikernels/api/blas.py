@@ -210,8 +210,8 @@ def fp8_gemm_nt_skip_head_mid(
         return
     validate.refuse_overlap(function, "d", output, a=a_data, b=b_data, sfa=sfa, sfb=sfb)
     gran_m, gran_k_a, gran_n, gran_k_b = granularities or validate.default_recipe(sfb)
-    left = validate.with_scales(function, "sfa", left, sfa, gran_m, gran_k_a)
-    right = validate.with_scales(function, "sfb", right, sfb, gran_n, gran_k_b)
+    left = validate.with_scales(function, "sfa", left, sfa, gran_m, gran_k_a, recipe_form="joint")
+    right = validate.with_scales(function, "sfb", right, sfb, gran_n, gran_k_b, recipe_form="joint")
     bound("gemm", output)(GemmProblem(left, right, output, head_splits=splits))
 
 

@@ -16,6 +16,7 @@ from ..epilogue import Epilogue, FP8CastWithClamp
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..operations.batched import BatchedGemmProblem
 from ..operations.operands import Kind, Operand
+from ..scale_layouts.checks import RecipeForm
 from ..validate_plain import boolean
 from .gemm import Pair, write_empty_product
 
@@ -147,9 +148,10 @@ def _with_scales(
                 f"{function}: {name} has shape {validate.shape_of(scales)}, expected three dimensions in the order of the data."
             )
     batch = a.data.shape[0]
+    form_of_recipe: RecipeForm = "along_k" if expr == "bhd,bhr->hdr" else "joint"
     return (
-        validate.with_scales(function, "sfa", a, sfa.permute(form.a), gran_m, gran_k_a, batch),
-        validate.with_scales(function, "sfb", b, sfb.permute(form.b), gran_n, gran_k_b, batch),
+        validate.with_scales(function, "sfa", a, sfa.permute(form.a), gran_m, gran_k_a, batch, form_of_recipe),
+        validate.with_scales(function, "sfb", b, sfb.permute(form.b), gran_n, gran_k_b, batch, form_of_recipe),
     )
 
 

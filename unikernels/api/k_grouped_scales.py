@@ -55,7 +55,7 @@ def attach(
         if scale_format is not ScaleFormat.UE8M0X2_INT16:
             return _moved(function, name, operand, sf, gran_k, layout, real_sizes, rows)
     # int16 words of another size and every foreign dtype: the general check accepts bytes and words the refusals.
-    return validate.with_scales(function, name, operand, sf.transpose(0, 1), 1, gran_k)
+    return validate.with_scales(function, name, operand, sf.transpose(0, 1), 1, gran_k, recipe_form="along_k")
 
 
 def _moved(
