@@ -280,6 +280,19 @@ class TestLargeTables:
             assert (d[32] == 512).all()
 
 
+    def test_last_of_33_large_experts(self):
+        # FC-22: 2.2 GB of weights, all in memory; the last expert starts at element 2^31.
+        size = 8192
+        weights = torch.full((33, size, size), 0x38, dtype=torch.uint8)
+        weights[32] = 0x40
+        b = weights.view(FP8), torch.ones(33, size // 128, size // 128)
+        with uk.use_backend("cpu"):
+            d = torch.full((128, size), 7.0, dtype=torch.bfloat16)
+            labels = int32(*[32] * 16, *[-1] * 112)
+            uk.m_grouped_fp8_gemm_nt_contiguous(ones(128, size), b, d, labels)
+        assert (d[:16] == 16384).all()
+
+
 class TestAlignedGroups:
     def test_backends_that_read_one_label_per_tile_refuse_a_misplaced_group(self, monkeypatch):
         from unikernels import _registry
