@@ -279,7 +279,6 @@ class TestLargeTables:
             uk.m_grouped_fp8_gemm_nt_masked(ones(33, 16, self.K), self.last_expert(), d, counts, 16)
             assert (d[32] == 512).all()
 
-
     def test_last_of_33_large_experts(self):
         # FC-22: 2.2 GB of weights, all in memory; the last expert starts at element 2^31.
         size = 8192

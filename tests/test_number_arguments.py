@@ -41,6 +41,13 @@ def test_alpha_must_be_a_number(alpha):
         Alpha(alpha)
 
 
+@pytest.mark.parametrize("alpha", [float("inf"), float("-inf"), float("nan"), np.float32("inf"), 1e39])
+def test_alpha_need_not_be_finite(alpha):
+    expected = 128 * torch.tensor(alpha, dtype=torch.float64).float()
+    for result in (_dense(alpha=alpha), _dense(epilogue=Alpha(alpha))):
+        torch.testing.assert_close(torch.tensor(result), expected, equal_nan=True)
+
+
 def test_alpha_too_large_for_float():
     with pytest.raises(InvalidArgumentError, match="alpha is an int of 401 digits"):
         _dense(alpha=10**400)

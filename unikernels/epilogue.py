@@ -46,7 +46,12 @@ class Identity(Epilogue):
 
 
 class Alpha(Epilogue):
-    """Multiply the float32 product by `alpha` before c is added."""
+    """Multiply the float32 product by `alpha` before c is added.
+
+    Args:
+        alpha: a Python or NumPy number, rounded to float32. As in DeepGEMM infinity and NaN are accepted and take part in
+            the arithmetic.
+    """
 
     __slots__ = ("alpha",)
 

@@ -1,5 +1,7 @@
 """Dense GEMM functions. nn, tn and tt are transposed views onto nt; aliases name the same objects.
 
+Being the same objects, as in DeepGEMM, aliases share their errors: a message names the function, not the alias.
+
 Contract: DeepGEMM 2.8.2 (`fp8_gemm_nt_skip_head_mid`: 2.6.1); differences are listed in docs/compatibility.md.
 """
 
@@ -138,7 +140,7 @@ def fp8_fp4_gemm_nt(
         recipe_a, recipe_b: (gran_m, gran_k) and (gran_n, gran_k) instead of `recipe`, when they differ along K.
         compiled_dims: tuning hint, letters out of "mnk".
         disable_ue8m0_cast: refuse float32 scales on backends that multiply by powers of two only.
-        alpha: factor of the product, not of c.
+        alpha: factor of the product, not of c; infinity and NaN are accepted, as in DeepGEMM.
         epilogue: an object of `unikernels.epilogue`; not together with alpha. `epilogue_class` is another name for it.
 
     Raises:

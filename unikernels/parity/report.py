@@ -56,7 +56,9 @@ def table(results: Sequence[Result], title: str = "Parity with the reference") -
         )
     for (operation, backend), refused in lacking.items():
         blank = ["-"] * 5
-        shown.add_row(operation, "all", backend, f"0/{len(refused)}", *blank, f"[{_STYLES['unsupported']}]unsupported[/]")
+        shown.add_row(
+            operation, "all", backend, f"0/{len(refused)}", *blank, f"[{_STYLES['unsupported']}]unsupported[/]"
+        )
     return shown
 
 

@@ -4,11 +4,10 @@ Here: which kernel multiplies what. Epilogues other than `c + alpha * product` a
 
 No kernel holds a whole decoded operand (see `panel_bound_bytes`):
 
-* AVX512_BF16: tiles are decoded into packed bfloat16 pairs in cache. Power-of-two scales go into the exponents, float32
-  scales are multiplied to the float32 sums of each K block.
-* Otherwise, few rows of A: every row of B is decoded in registers and multiplied at once.
-* Otherwise tiles are decoded into packed float32 panels in cache, scales multiplied into the elements: exact for powers
-  of two, one float32 rounding (2^-24 relative) for other scales. docs/numerics.md compares this with scaled sums.
+* Tiles are decoded into packed panels in cache, of bfloat16 pairs with AVX512_BF16 and of float32 elsewhere. Power-of-two
+  scales go into the elements, exactly; float32 scales are multiplied to the float32 sums of each K block.
+* Few rows of A, without AVX512_BF16: every row of B is decoded in registers and multiplied at once; float32 scales of A
+  go into its elements, those of B to the sums.
 * CPUs whose bfloat16 product only torch uses (AMX): decoded bfloat16 panels and torch's product, when that is exact.
 
 Sums are float32 throughout.

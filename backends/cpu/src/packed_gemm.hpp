@@ -73,8 +73,8 @@ struct PackedGemm {
     }
 
 private:
-    // Float32 scales that the packed elements would not hold exactly are deferred: multiplied to the sums of a K block.
-    // A pass is cut into runs of K steps within one such block.
+    // Float32 scales are deferred: multiplied to the sums of a K block instead of rounding every element with them. A pass
+    // is cut into runs of K steps within one such block. Only blocks of a and b that do not fit each other are folded in.
     struct Job {
         Operand a, b;          // without deferred scales
         Operand a_scales, b_scales;
@@ -84,13 +84,14 @@ private:
 
         Job(const Operand& left, const Operand& right, const Output& output)
             : a(left), b(right), a_scales(left), b_scales(right), out(output),
-              a_is_deferred(group != 1 && has_float_scales(left)), b_is_deferred(group != 1 && has_float_scales(right)) {
+              a_is_deferred(has_float_scales(left)), b_is_deferred(has_float_scales(right)) {
+            run_k = deferred_block(left, right);
+            if (run_k == 0) a_is_deferred = b_is_deferred = false;
+            if (run_k == 0 || run_k > block_k) run_k = block_k;
+            runs_per_pass = block_k / run_k;
             num_passes = a.k == 0 ? 1 : (a.k + block_k - 1) / block_k;
             if (a_is_deferred) a.scales = nullptr;
             if (b_is_deferred) b.scales = nullptr;
-            run_k = a_is_deferred || b_is_deferred ? deferred_block(left, right) : block_k;
-            if (run_k > block_k) run_k = block_k;
-            runs_per_pass = block_k / run_k;
         }
         int64_t steps_of(int64_t pass) const { return a.k - pass * block_k < block_k ? a.k - pass * block_k : block_k; }
     };
@@ -233,7 +234,7 @@ private:
                 right += lanes;
             }
             float* at = sums + row * pitch;
-            if (group != 1 && (row_scales != nullptr || column_scales != nullptr))
+            if (row_scales != nullptr || column_scales != nullptr)
                 add_scaled<vectors, rows>(parts, row, at);
             else
                 add<vectors, rows>(parts, at, pitch);

@@ -14,6 +14,7 @@ from unikernels.operations import Operand
 from unikernels.operations.gemm import dequantise
 from unikernels.scale_layouts import ScaleFormat, Scales
 from unikernels.testing import assert_bitwise_equal, assert_close
+from unikernels.utils import per_block_cast_to_fp8, per_token_cast_to_fp8
 
 KINDS = ["fp8", "fp4", "bf16", "fp32"]
 FORMS = {
@@ -80,6 +81,22 @@ def test_float_scales_of_blocks_that_fit_each_other(make_operand, isa, m, a_scal
         out = torch.full((m, n), 7.0)
         matmul_nt(a, b, out, isa=isa)
         assert_close(out, product(a, b), FP32_TOLERANCE, f"{m}x{n}x{k}")
+
+
+@pytest.mark.parametrize(("m", "most"), [(2, 0.75), (64, 0.5)])
+def test_float_scales_on_sums_are_more_accurate_than_on_elements(isa, m, most):
+    generator = torch.Generator().manual_seed(0)
+    n, k = 256, 2048
+    x, y = torch.randn(m, k, generator=generator), torch.randn(n, k, generator=generator)
+    (a, sfa), (b, sfb) = per_token_cast_to_fp8(x, use_ue8m0=False), per_block_cast_to_fp8(y, use_ue8m0=False)
+    left = Operand(a, "fp8", m, k, True, Scales(sfa, ScaleFormat.FP32, 1, 128, m, k))
+    right = Operand(b, "fp8", n, k, True, Scales(sfb, ScaleFormat.FP32, 128, 128, n, k))
+    exact = product(left, right)
+    out = torch.empty(m, n)
+    matmul_nt(left, right, out, isa=isa)
+    assert (out - exact).norm() < 2e-7 * exact.norm()
+    folded = dequantise(left, torch.float32) @ dequantise(right, torch.float32).T
+    assert (out - exact).norm() < most * (folded - exact).norm()
 
 
 def test_float_scales_of_blocks_that_do_not_fit_are_multiplied_in_float32(make_operand):
