@@ -144,9 +144,8 @@ def _quantise(variant: GemmVariant, tiles: Epilogue, outputs: Outputs, at: Place
     are not kept in variables: the compiler would no longer see that threads do not meet and insert barriers.
     """
     word_columns, half = variant.word_columns, variant.tiles.m // 2
-    rows = T.alloc_var(
-        "int32"
-    )  # rows of D in this half; those behind have scales that nobody wrote, and must not count
+    # Rows of D in this core's half. Those behind it are products of scales that nobody wrote, and must not be counted.
+    rows = T.alloc_var("int32")
     rows = half
     if variant.counts_clamped:
         rows = outputs.d.buffer.shape[-2] - at.m - T.call_extern("int32", "asc_get_sub_block_id") * half

@@ -64,6 +64,7 @@ def scale_words(
     num_blocks = -(-scales.k // _BLOCK_K)
     words = stored.new_empty((stored.shape[0], -(-num_blocks // 2), scales.mn), dtype=torch.int16)
     is_bad = torch.zeros(1, dtype=torch.int32) if words.is_cpu else _flag(words.device)
+    assert scales.gran_k in (_BLOCK_K, 4 * _BLOCK_K), scales.gran_k  # what recipes allow
     repeat = scales.gran_k // _BLOCK_K
     variant = ScalesVariant(
         source=_SOURCES[scales.format],

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import unikernels as uk
+from unikernels.backends.ascend.kernels import scales as scales_module
 from unikernels.backends.ascend.kernels.scales import scale_words
 from unikernels.backends.ascend.runtime.executor import executor_on
 from unikernels.backends.ascend.runtime.simulated import recorded_reports
@@ -164,6 +165,13 @@ def test_layout_functions_use_the_kernel(ascend, make_scales):
     sf[0, 1] = 3.0
     with pytest.raises(InvalidArgumentError, match=r"transform_sf_into_required_layout: sf\[0, 1\] = 3.0"):
         uk.transform_sf_into_required_layout(sf, 256, 224, (1, 32))
+
+
+def test_the_flag_of_refused_scales_is_read_once():
+    device = torch.device("cpu")  # only an NPU's flag is kept between calls; the word is handled alike
+    scales_module._flag(device).fill_(1)
+    assert scales_module.refused_scales(device)
+    assert not scales_module.refused_scales(device)
 
 
 def test_nothing_waits_for_a_device():
