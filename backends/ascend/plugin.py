@@ -20,7 +20,7 @@ from unikernels.scale_layouts import KGroups, ScaleFormat, Scales, is_canonical
 
 if TYPE_CHECKING:
     from unikernels.bench import Prediction
-    from unikernels.operations import BatchedGemmProblem, GemmProblem, GroupedGemmProblem
+    from unikernels.operations import BatchedGemmProblem, GemmProblem, GroupedGemmProblem, KGroupedGemmProblem
 
 #: The architecture name of Ascend 950 parts.
 NPU_ARCH = 3510
@@ -29,6 +29,7 @@ _MODULES = {
     "gemm": ".kernels.gemm",
     "m_grouped_gemm": ".kernels.m_grouped",
     "batched_gemm": ".kernels.batched",
+    "k_grouped_gemm": ".kernels.k_grouped",
 }
 
 
@@ -121,6 +122,11 @@ class AscendBackend(Backend):
         from .kernels.batched import batched_gemm
 
         batched_gemm(problem)
+
+    def k_grouped_gemm(self, problem: KGroupedGemmProblem) -> None:
+        from .kernels.k_grouped import k_grouped_gemm
+
+        k_grouped_gemm(problem)
 
 
 @hookimpl

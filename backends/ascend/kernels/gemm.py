@@ -56,6 +56,7 @@ def variant_for(
     num_cores: int,
     *,
     rows: int | None = None,
+    depth: int | None = None,
     copies: int = 1,
     within: int | None = None,
 ) -> GemmVariant:
@@ -64,7 +65,7 @@ def variant_for(
     Args:
         a, b: as `in_one_format` returns them.
         store: how the product becomes D.
-        rows: rows of A in each of `copies` products; all of them if None.
+        rows, depth: rows of A and elements along K in each of `copies` products; all of them if None.
         within: what the rows of a tile must divide.
     """
     element, packed = _formats(a, b)
@@ -73,7 +74,7 @@ def variant_for(
     tiles = choose(
         a.mn if rows is None else rows,
         b.mn,
-        a.k,
+        a.k if depth is None else depth,
         element,
         is_scaled,
         store.d.element_size(),

@@ -51,15 +51,24 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a tile lies: its first row in A and in B, and its range of K, which starts at a multiple of 64.
+    """Where a tile lies: its first row in A and in B, the start of its range of K, a multiple of 64, and how long that is.
 
-    Not four arguments of the macros: those would be copied into new variables, of which the compiler knows less.
+    Not arguments of the macros: those would be copied into new variables, of which the compiler knows less.
+
+    Attributes:
+        scales_start: where the scales of the range start; given if K goes on behind the range (groups along K), so that
+            products must stop there, rounded up to a multiple of 64.
     """
 
     m: Any
     n: Any
-    k_start: Any
-    k_stop: Any
+    k: Any
+    depth: Any
+    scales_start: Any = None
+
+    @property
+    def is_part_of_k(self) -> bool:
+        return self.scales_start is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +106,41 @@ class Used:
 
     m: Extent
     n: Extent
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """One step along K within an L1 tile, in pairs of blocks of 32: the index of the step and how many pairs are left.
+
+    Attributes:
+        is_whole: what is left does not matter, because zeros follow.
+    """
+
+    step: Any
+    size: int
+    left: Any
+    is_whole: bool
+
+    @property
+    def pairs(self) -> Any:
+        """How many there are, with a bound the compiler can prove."""
+        return self.size if self.is_whole else T.min(self.left, self.size)
+
+    @property
+    def in_l1(self) -> slice:
+        return slice(self.step * self.size * PAIR, (self.step * self.size + self.pairs) * PAIR)
+
+    @property
+    def in_l0(self) -> slice:
+        return slice(0, self.pairs * PAIR)
+
+    @property
+    def scales_in_l1(self) -> slice:
+        return slice(self.step * self.size, self.step * self.size + self.pairs)
+
+    @property
+    def scales_in_l0(self) -> slice:
+        return slice(0, self.pairs)
 
 
 @T.macro
@@ -197,34 +241,39 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
         rows = trimmed(D, -2, at.m)
         columns = trimmed(D, -1, at.n)
         used = Used(Extent(variant.tiles.m, rows), Extent(variant.tiles.n, columns))
-    steps = T.ceildiv(at.k_stop - at.k_start, bk)
+    steps = T.ceildiv(at.depth, bk)
     for outer in T.Pipelined(steps if source.entries is None else steps * source.entries, num_stages=2):
         part = source if source.entries is None else source.entry(outer // steps)
         done = outer * bk if source.entries is None else outer % steps * bk
         if variant.packed is not None:
-            expand_tile(variant, tiles.codes, *_packed_operand(variant, tiles, part, at, at.k_start + done))
+            expand_tile(variant, tiles.codes, *_packed_operand(variant, tiles, part, at, at.k + done))
         with T.Task():
-            _load(variant, tiles, part, at, at.k_start + done)
-        pairs = T.min(T.ceildiv(at.k_stop - at.k_start - done, PAIR), bk // PAIR)
+            _load(variant, tiles, part, at, done)
+        pairs = T.min(T.ceildiv(at.depth - done, PAIR), bk // PAIR)
         for inner in T.Pipelined(T.ceildiv(pairs, step_pairs), num_stages=2):
-            valid = T.min(T.ceildiv(at.k_stop - at.k_start - done, PAIR) - inner * step_pairs, step_pairs)
-            is_last = done + (inner + 1) * step_k >= at.k_stop - at.k_start
+            left = T.ceildiv(at.depth - done, PAIR) - inner * step_pairs
+            is_last = done + (inner + 1) * step_k >= at.depth
             if source.entries is not None:
                 is_last = is_last and outer >= steps * (source.entries - 1)
-            _multiply(variant, tiles, c0, used, inner, valid, outer + inner == 0, unit_flag(variant, is_last))
+            span = Span(inner, step_pairs, left, not (variant.is_scaled or at.is_part_of_k))
+            _multiply(variant, tiles, c0, used, span, outer + inner == 0, unit_flag(variant, is_last))
 
 
 @T.macro
-def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any) -> None:
-    """GM -> L1: whole tiles of both operands (a packed one takes another way) and their scales."""
+def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, done: Any) -> None:
+    """GM -> L1: whole tiles of both operands (a packed one takes another way) and their scales, `done` elements behind the
+    start of K.
+    """
     bm, bn, bk = variant.tiles.m, variant.tiles.n, variant.tiles.k
+    k = at.k + done
     if not _is_packed(variant, "a"):
         T.copy(source.a.block(at.m, bm, k, bk) if variant.a_is_k_major else source.a.block(k, bk, at.m, bm), tiles.a1)
     if not _is_packed(variant, "b"):
         T.copy(source.b.block(at.n, bn, k, bk) if variant.b_is_k_major else source.b.block(k, bk, at.n, bn), tiles.b1)
     if variant.is_scaled:
-        T.copy(source.sa.block(k // PAIR, bk // PAIR, at.m, bm), tiles.sa1, transpose=True)
-        T.copy(source.sb.block(k // PAIR, bk // PAIR, at.n, bn), tiles.sb1, transpose=True)
+        pair = (at.scales_start + done if at.is_part_of_k else k) // PAIR
+        T.copy(source.sa.block(pair, bk // PAIR, at.m, bm), tiles.sa1, transpose=True)
+        T.copy(source.sb.block(pair, bk // PAIR, at.n, bn), tiles.sb1, transpose=True)
 
 
 def _is_packed(variant: GemmVariant, operand: str) -> bool:
@@ -235,10 +284,13 @@ def _packed_operand(variant: GemmVariant, tiles: OnChip, source: Source, at: Pla
     """Return the bytes of the packed operand's tile in GM, its tile in L1, and the rows and columns that are valid."""
     matrix, mn, tile = (source.a, at.m, tiles.a1) if _is_packed(variant, "a") else (source.b, at.n, tiles.b1)
     rows, columns = variant.packed.stored_tile(variant.tiles)
+    left = at.k + at.depth - k
+    if at.is_part_of_k:  # the range of an empty group lies behind the operand
+        left = T.min(left, (2 * matrix.buffer.shape[-1] if variant.packed.is_k_major else matrix.buffer.shape[-2]) - k)
     if variant.packed.is_k_major:
-        valid = matrix.buffer.shape[-2] - mn, at.k_stop - k
+        valid = matrix.buffer.shape[-2] - mn, left
         return matrix.block(mn, rows, k // 2, columns // 2), tile, valid
-    valid = at.k_stop - k, 2 * matrix.buffer.shape[-1] - mn
+    valid = left, 2 * matrix.buffer.shape[-1] - mn
     return matrix.block(k, rows, mn // 2, columns // 2), tile, valid
 
 
@@ -255,41 +307,38 @@ def unit_flag(variant: GemmVariant, is_last: Any) -> dict[str, Any]:
 
 
 @T.macro
-def _stage(tile: Any, staged: Any, is_k_major: bool, rows: Extent, k: Any, width: Any) -> None:
-    """L1 -> L0: `width` columns of K from `k` on."""
+def _stage(tile: Any, staged: Any, is_k_major: bool, rows: Extent, span: Span) -> None:
+    """L1 -> L0: one step along K."""
     if is_k_major:
-        T.copy(tile[rows.all, k : k + width], staged[rows.all, :width])
+        T.copy(tile[rows.all, span.in_l1], staged[rows.all, span.in_l0])
     else:
-        T.copy(tile[k : k + width, rows.all], staged[rows.all, :width], transpose=True)
+        T.copy(tile[span.in_l1, rows.all], staged[rows.all, span.in_l0], transpose=True)
 
 
 @T.macro
 def _multiply(
-    variant: GemmVariant, tiles: OnChip, c0: Any, used: Used, inner: Any, valid_pairs: Any, is_first: Any, flag: Any
+    variant: GemmVariant, tiles: OnChip, c0: Any, used: Used, span: Span, is_first: Any, flag: dict[str, Any]
 ) -> None:
     """L1 -> L0 and c0 (+)= a0 @ b0.T for one step along K."""
-    step = variant.tiles.k_step
-    pairs = step // PAIR
-    width = valid_pairs * PAIR if variant.is_scaled else step
-    _stage(tiles.a1, tiles.a0, variant.a_is_k_major, used.m, inner * step, width)
-    _stage(tiles.b1, tiles.b0, variant.b_is_k_major, used.n, inner * step, width)
+    _stage(tiles.a1, tiles.a0, variant.a_is_k_major, used.m, span)
+    _stage(tiles.b1, tiles.b0, variant.b_is_k_major, used.n, span)
     if variant.is_scaled:
-        T.copy(tiles.sa1[used.m.all, inner * pairs : inner * pairs + valid_pairs], tiles.sa0[used.m.all, :valid_pairs])
-        T.copy(tiles.sb1[used.n.all, inner * pairs : inner * pairs + valid_pairs], tiles.sb0[used.n.all, :valid_pairs])
+        T.copy(tiles.sa1[used.m.all, span.scales_in_l1], tiles.sa0[used.m.all, span.scales_in_l0])
+        T.copy(tiles.sb1[used.n.all, span.scales_in_l1], tiles.sb0[used.n.all, span.scales_in_l0])
         T.gemm_blockscaled(
-            tiles.a0[used.m.all, :width],
-            tiles.b0[used.n.all, :width],
+            tiles.a0[used.m.all, span.in_l0],
+            tiles.b0[used.n.all, span.in_l0],
             c0[used.m.all, used.n.all],
-            tiles.sa0[used.m.all, :valid_pairs],
-            tiles.sb0[used.n.all, :valid_pairs],
+            tiles.sa0[used.m.all, span.scales_in_l0],
+            tiles.sb0[used.n.all, span.scales_in_l0],
             transpose_B=True,
             clear_accum=is_first,
             **flag,
         )
     else:
         T.gemm(
-            tiles.a0[used.m.all, :],
-            tiles.b0[used.n.all, :],
+            tiles.a0[used.m.all, span.in_l0],
+            tiles.b0[used.n.all, span.in_l0],
             c0[used.m.all, used.n.all],
             transpose_B=True,
             clear_accum=is_first,

@@ -1,0 +1,82 @@
+"""The TileLang program of the GEMM grouped along K: a walk over the tiles of every group, each with its own range of K.
+
+Importing this module imports TileLang. All steps of a tile are in gemm_steps.py.
+"""
+
+# mypy: ignore-errors
+# TileLang rewrites these functions from their source: annotations are tensor types, assignments declare buffers.
+
+from typing import Any
+
+import tilelang.ascend.language as T
+
+from .epilogue_steps import Outputs, epilogue_tiles, store_tile
+from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
+from .gemm_variant import PAIR
+from .k_grouped_variant import KGroupedVariant
+
+
+def build(variant: KGroupedVariant) -> Any:
+    """Return the prim_func of a variant: D[g] = [C[g] +] [alpha *] A_g @ B_g.T, dynamic in all sizes.
+
+    Its arguments are always (A, B, SA, SB, C, D, layout, alpha): operands and scales as in the dense program, C and D
+    [G, M, N], layout int32 [G]. What a group's last 64 elements of K have behind its end must be zero in A or B.
+
+    The product of an empty group is one step of zeros, read from behind the end of the operands.
+    """
+    gemm = variant.gemm
+    G = T.dynamic("G")
+    a_type, b_type, sa_type, sb_type, c_type, d_type, _, M, N, K = gm_types(gemm, d_groups=(G,))
+    bm, bn, cores, alignment = gemm.tiles.m, gemm.tiles.n, gemm.num_cores, variant.alignment
+
+    @T.prim_func
+    def k_grouped_gemm(
+        A: a_type,
+        B: b_type,
+        SA: sa_type,
+        SB: sb_type,
+        C: c_type,
+        D: d_type,
+        layout: T.Tensor((G,), "int32"),
+        alpha: T.float32,
+    ):
+        with T.MixedKernel(cores) as (core, vector_core):
+            a = elements(gemm, A, M, K)
+            b = elements(gemm, B, N, K)
+            source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB))
+            tiles = on_chip_tiles(gemm, vector_core)
+            c0 = T.alloc_l0c((bm, bn), "float32")
+            halves = epilogue_tiles(gemm)
+            rows = T.ceildiv(M, bm)
+            columns = T.ceildiv(N, bn)
+            turn = T.alloc_var("int32")  # core that takes the next tile
+            stop = T.alloc_var("int32")
+            turn = 0
+            stop = 0
+            for g in range(G):
+                start = T.alloc_var("int32")
+                k = T.alloc_var("int32")
+                depth = T.alloc_var("int32")
+                first = T.alloc_var("int32")
+                with T.Task():  # one for the scheduler to place
+                    if variant.layout == "psum":
+                        start = T.ceildiv(stop, alignment) * alignment
+                        stop = T.max(start, T.min(layout[g], K))
+                    else:
+                        start = stop
+                        stop = T.min(start + T.max(layout[g], 0), K)
+                    k = T.if_then_else(stop > start, start, T.ceildiv(K, PAIR) * PAIR)
+                    depth = T.if_then_else(stop > start, stop - start, PAIR)
+                    start = T.if_then_else(stop > start, start, 0)
+                    first = (core + cores - turn) % cores
+                for step in range(T.ceildiv(rows * columns - first, cores)):
+                    m, n = banded(gemm, step * cores + first, rows, columns, 0)
+                    T.assume(m >= 0 and m < M)
+                    T.assume(n >= 0 and n < N)
+                    at = Place(m, n, k, depth, scales_start=start)
+                    outputs = Outputs(Matrix(D, (g,)), Matrix(C, (g,)), columns=N, factor=alpha)
+                    multiply_tile(gemm, tiles, c0, source, outputs.d, at)
+                    store_tile(gemm, c0, halves, outputs, at)
+                turn = (turn + rows * columns) % cores
+
+    return k_grouped_gemm
