@@ -20,7 +20,14 @@ from unikernels.scale_layouts import KGroups, ScaleFormat, Scales, is_canonical
 
 if TYPE_CHECKING:
     from unikernels.bench import Prediction
-    from unikernels.operations import BatchedGemmProblem, GemmProblem, GroupedGemmProblem, KGroupedGemmProblem
+    from unikernels.operations import (
+        BatchedGemmProblem,
+        GatheredKGroupedGemmProblem,
+        GatheredMGroupedGemmProblem,
+        GemmProblem,
+        GroupedGemmProblem,
+        KGroupedGemmProblem,
+    )
 
 #: The architecture name of Ascend 950 parts.
 NPU_ARCH = 3510
@@ -127,6 +134,16 @@ class AscendBackend(Backend):
         from .kernels.k_grouped import k_grouped_gemm
 
         k_grouped_gemm(problem)
+
+    def gathered_m_grouped_gemm(self, problem: GatheredMGroupedGemmProblem) -> None:
+        from .kernels.gathered import gathered_m_grouped_gemm
+
+        gathered_m_grouped_gemm(problem)
+
+    def gathered_k_grouped_gemm(self, problem: GatheredKGroupedGemmProblem) -> None:
+        from .kernels.gathered import gathered_k_grouped_gemm
+
+        gathered_k_grouped_gemm(problem)
 
 
 @hookimpl

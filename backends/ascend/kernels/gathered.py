@@ -1,0 +1,71 @@
+"""Grouped GEMMs with a gathered operand on Ascend, host side: rows are gathered in GM first, by the vector cores.
+
+No TileLang here; the programs are gather_rows_program.py, m_grouped_program.py and gathered_k_program.py. Layout tensors
+are read by kernels only, never on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from unikernels.operations import (
+    GatheredKGroupedGemmProblem,
+    GatheredMGroupedGemmProblem,
+    GroupedGemmProblem,
+    GroupLayout,
+)
+from unikernels.settings import CURRENT
+
+from ..runtime.executor import Executor, executor_for
+from ..runtime.kernel import Kernel
+from . import epilogues, operands
+from .gather_rows_variant import GatherRowsVariant
+from .gathered_k_variant import GatheredKVariant
+from .gemm import variant_for
+from .m_grouped import m_grouped_gemm
+
+
+def gathered_m_grouped_gemm(problem: GatheredMGroupedGemmProblem) -> None:
+    """D[row] = A[row_indices[row]] @ B[labels[row]].T; zeros for a negative index or label."""
+    executor = executor_for(problem.d)
+    rows = torch.where(problem.labels < 0, -1, problem.row_indices)
+    data = _gathered(executor, problem.a.data, rows)
+    # Rows of no group are zeros and stay so whatever they are multiplied by.
+    layout = GroupLayout("index", problem.labels.clamp(min=0), problem.alignment)
+    a = replace(problem.a, data=data, mn=data.shape[0])
+    m_grouped_gemm(GroupedGemmProblem(a, problem.b, problem.d, layout))
+
+
+def gathered_k_grouped_gemm(problem: GatheredKGroupedGemmProblem) -> None:
+    """D[g] (+)= sum of A[:, ia(k)] B[:, ib(k)].T over the group's range of K, one of the two gathered."""
+    if problem.k_indices.shape[0] == 0:
+        if not problem.accumulates:
+            problem.d.zero_()
+        return
+    executor = executor_for(problem.d)
+    stored = {"a": operands.stored(problem.a), "b": operands.stored(problem.b)}
+    stored[problem.gathers] = _gathered(executor, stored[problem.gathers], problem.k_indices)
+    a, b = stored["a"], operands.canonical(stored["b"])
+    store = epilogues.store(problem.d, problem.d if problem.accumulates else None, 1.0, None)
+    num_groups = problem.d.shape[0]
+    gemm = variant_for(
+        problem.a,
+        problem.b,
+        store,
+        CURRENT.num_sms or executor.num_cores(),
+        depth=-(-a.shape[0] // num_groups),
+        copies=num_groups,
+    )
+    kernel = Kernel("gathered_k_program", GatheredKVariant(gemm))
+    executor.run(kernel, operands.canonical(a), b, store.d, problem.k_start, problem.k_end)
+
+
+def _gathered(executor: Executor, source: Tensor, indices: Tensor) -> Tensor:
+    """Return bfloat16 [len(indices), columns]: rows of the source, zeros where an index names none."""
+    gathered = source.new_empty((indices.shape[0], source.shape[1]))
+    variant = GatherRowsVariant(block=4096, num_cores=2 * executor.num_cores())
+    executor.run(Kernel("gather_rows_program", variant), operands.unit_rows(source), indices, gathered)
+    return gathered

@@ -1,0 +1,72 @@
+"""The TileLang program of the GEMM whose groups are any ranges of K: starts and ends are free, ranges may overlap.
+
+Importing this module imports TileLang. All steps of a tile are in gemm_steps.py; rows have been gathered before.
+"""
+
+# mypy: ignore-errors
+# TileLang rewrites these functions from their source: annotations are tensor types, assignments declare buffers.
+
+from typing import Any
+
+import tilelang.ascend.language as T
+
+from .epilogue_steps import Outputs, epilogue_tiles, store_tile
+from .gathered_k_variant import GatheredKVariant
+from .gemm_steps import Matrix, Place, Source, banded, gm_types, multiply_tile, on_chip_tiles
+from .gemm_variant import PAIR
+
+
+def build(variant: GatheredKVariant) -> Any:
+    """Return the prim_func of a variant: D[g] = [D[g] +] A_g @ B_g.T, dynamic in all sizes.
+
+    Its arguments are always (A [K, M], B [K, N], D [G, M, N], starts [G], stops [G]); A and B have no pitch.
+
+    Each group sees operands that end where it does, so that copies fill tiles with zeros behind it.
+    """
+    gemm = variant.gemm
+    G = T.dynamic("G")
+    *_, d_type, _, M, N, K = gm_types(gemm, d_groups=(G,))
+    bm, bn, cores = gemm.tiles.m, gemm.tiles.n, gemm.num_cores
+
+    @T.prim_func
+    def gathered_k_gemm(
+        A: T.Tensor((K, M), "bfloat16"),
+        B: T.Tensor((K, N), "bfloat16"),
+        D: d_type,
+        starts: T.Tensor((G,), "int32"),
+        stops: T.Tensor((G,), "int32"),
+    ):
+        with T.MixedKernel(cores) as (core, vector_core):
+            tiles = on_chip_tiles(gemm, vector_core)
+            c0 = T.alloc_l0c((bm, bn), "float32")
+            halves = epilogue_tiles(gemm)
+            rows = T.ceildiv(M, bm)
+            columns = T.ceildiv(N, bn)
+            turn = T.alloc_var("int32")  # core that takes the next tile
+            turn = 0
+            for g in range(G):
+                k = T.alloc_var("int32")
+                depth = T.alloc_var("int32")
+                first = T.alloc_var("int32")
+                stop = T.min(T.max(stops[g], 0), K)
+                with T.Task():  # one for the scheduler to place
+                    k = T.max(T.min(starts[g], stop), 0)
+                    depth = T.max(stop - k, PAIR)  # an empty group multiplies zeros
+                    first = (core + cores - turn) % cores
+                source = Source(
+                    Matrix(T.Tensor((stop, M), "bfloat16", A.data)),
+                    Matrix(T.Tensor((stop, N), "bfloat16", B.data)),
+                    None,
+                    None,
+                )
+                for step in range(T.ceildiv(rows * columns - first, cores)):
+                    m, n = banded(gemm, step * cores + first, rows, columns, 0)
+                    T.assume(m >= 0 and m < M)
+                    T.assume(n >= 0 and n < N)
+                    at = Place(m, n, k, depth)
+                    outputs = Outputs(Matrix(D, (g,)), columns=N, factor=T.float32(1))
+                    multiply_tile(gemm, tiles, c0, source, outputs.d, at)
+                    store_tile(gemm, c0, halves, outputs, at)
+                turn = (turn + rows * columns) % cores
+
+    return gathered_k_gemm
