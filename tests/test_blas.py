@@ -53,9 +53,9 @@ class TestVendorLibrary:
         a, b = integers(33, 64), integers(20, 64, seed=1)
         passed_a = (a.T if layout[0] == "t" else a).bfloat16().contiguous()
         passed_b = (b.T if layout[1] == "n" else b).bfloat16().contiguous()
-        for name in ("aclnn_bf16_gemm", "cublaslt_gemm"):
+        for name in (f"aclnn_bf16_gemm_{layout}", f"cublaslt_gemm_{layout}"):
             d = torch.full((33, 20), 2.0)
-            getattr(uk, f"{name}_{layout}")(passed_a, passed_b, d, d)
+            getattr(uk, name)(passed_a, passed_b, d, d)
             assert torch.equal(d.double(), a @ b.T + 2)
         assert [problem.uses_vendor_library for problem in problems] == [True, True]
         getattr(uk, f"bf16_gemm_{layout}")(passed_a, passed_b, torch.empty(33, 20))
@@ -267,7 +267,10 @@ class TestLegacy:
         indices = int32(*[5, -1, 7, 0] * 16)
         source, other = integers(10, 6), integers(64, 6, seed=1)
         d = torch.full((3, 6, 6), 4.0 if acc else torch.nan)
-        function = getattr(legacy, f"{gathers}_fused_k_grouped_bf16_gemm_tn_contiguous_tl")
+        function = {
+            "a": legacy.a_fused_k_grouped_bf16_gemm_tn_contiguous_tl,
+            "b": legacy.b_fused_k_grouped_bf16_gemm_tn_contiguous_tl,
+        }[gathers]
         a, b = (source, other) if gathers == "a" else (other, source)
         function(a.bfloat16(), b.bfloat16(), d, (indices, starts, stops), acc)
         gathered = source[indices.clamp(min=0).long()] * (indices >= 0).double().unsqueeze(1)

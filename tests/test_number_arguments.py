@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unikernels as uk
-from unikernels.epilogue import Alpha, FP8CastWithClamp
+from unikernels.epilogue import Alpha, Epilogue, FP8CastWithClamp
 from unikernels.errors import ArgumentTypeError, InvalidArgumentError
 
 FP8 = torch.float8_e4m3fn
@@ -46,6 +46,11 @@ def test_alpha_need_not_be_finite(alpha):
     expected = 128 * torch.tensor(alpha, dtype=torch.float64).float()
     for result in (_dense(alpha=alpha), _dense(epilogue=Alpha(alpha))):
         torch.testing.assert_close(torch.tensor(result), expected, equal_nan=True)
+
+
+def test_the_base_class_is_no_epilogue():
+    with pytest.raises(ArgumentTypeError, match="Epilogue is a base class. Use Identity"):
+        Epilogue()
 
 
 def test_alpha_too_large_for_float():
