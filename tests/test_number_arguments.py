@@ -49,7 +49,7 @@ def test_alpha_need_not_be_finite(alpha):
 
 
 def test_the_base_class_is_no_epilogue():
-    with pytest.raises(ArgumentTypeError, match="Epilogue is a base class. Use Identity"):
+    with pytest.raises(ArgumentTypeError, match=r"Epilogue is a base class\. Use Identity"):
         Epilogue()
 
 
