@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
 import json
@@ -42,6 +43,37 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
     for name in re.findall(r"`((?:unikernels|backends|scale_layouts|tests|docs|benchmarks|examples)/[\w./]*\w)`", text):
         assert (ROOT / name).exists(), name
+
+
+def _tests_in(path):
+    """Return the tests of a file as they are named on the command line, without their parameters."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            names.update(f"{node.name}::{part.name}" for part in node.body if isinstance(part, ast.FunctionDef))
+    return names
+
+
+def test_every_field_case_names_tests_that_exist():
+    rows = re.findall(
+        r"^\| FC-(\d+) \| (.+?) \| (.+) \|$", (ROOT / "docs" / "field_cases.md").read_text(), re.MULTILINE
+    )
+    assert [int(number) for number, _, _ in rows] == list(range(1, 56))
+    for number, _, cell in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", cell)
+        assert len(named) == len(cell.split("<br>")), f"FC-{number} names something that is no test"
+        for path, test in named:
+            assert test.split("::")[-1].startswith("test_"), f"FC-{number}"
+            assert test in _tests_in(ROOT / path), f"FC-{number}: {path}::{test} does not exist"
+
+
+def test_field_cases_mentioned_in_tests_are_listed():
+    mentioned = {
+        int(number) for path in (ROOT / "tests").rglob("*.py") for number in re.findall(r"FC-(\d+)", path.read_text())
+    }
+    assert mentioned <= set(range(1, 56))
 
 
 def test_readme_python_runs(monkeypatch):

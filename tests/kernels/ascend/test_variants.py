@@ -1,0 +1,32 @@
+"""How many compiled kernels a range of shapes needs: a new one costs seconds, so M must not bring its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unikernels.backends.ascend.kernels import epilogues
+from unikernels.backends.ascend.kernels.gemm import variant_for
+from unikernels.operations import Operand
+from unikernels.scale_layouts import ScaleFormat, Scales
+
+#: Of one (n, k) pair; FC-16 asks for about 16.
+MOST_VARIANTS = 8
+
+
+def operand(kind, mn, k):
+    if kind == "bf16":
+        return Operand(torch.empty(mn, k, dtype=torch.bfloat16, device="meta"), kind, mn, k, True)
+    words = torch.empty(mn, k // 64, dtype=torch.int16, device="meta")
+    data = torch.empty(mn, k, dtype=torch.float8_e4m3fn, device="meta")
+    return Operand(data, kind, mn, k, True, Scales(words, ScaleFormat.UE8M0X2_INT16, 1, 32, mn, k))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 7168), (576, 7168)])
+def test_few_variants_serve_every_number_of_rows(kind, n, k):
+    variants = set()
+    for m in [*range(1, 513, 5), 1024, 2048, 4096]:
+        store = epilogues.store(torch.empty(m, n, dtype=torch.bfloat16, device="meta"), None, 1.0, None, None)
+        variants.add(variant_for(operand(kind, m, k), operand(kind, n, k), store, 32))
+    assert len(variants) <= MOST_VARIANTS
