@@ -44,7 +44,7 @@ def build(variant: BatchedVariant) -> Any:
             b = elements(gemm, B, batch, N, K)
             tiles = on_chip_tiles(gemm, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(gemm)
+            halves = epilogue_tiles(gemm, vector_core)
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             per_entry = rows * columns

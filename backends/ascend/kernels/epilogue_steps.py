@@ -24,8 +24,9 @@ _HALF_SUBNORMAL = 0x00400000  # bits of 2^-127
 
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """Halves of a tile in UB, one per vector core (None if the epilogue needs none)."""
+    """Halves of a tile in UB, one per vector core (None if the epilogue needs none), and which of the two this core is."""
 
+    vector_core: Any
     product: Any = None
     result: Any = None
     addend: Any = None
@@ -56,23 +57,23 @@ class Outputs:
 
 
 @T.macro
-def epilogue_tiles(variant: GemmVariant) -> Epilogue:
+def epilogue_tiles(variant: GemmVariant, vector_core: Any) -> Epilogue:
     """Allocate what the epilogue works on in UB."""
     shape = (variant.tiles.m // 2, variant.tiles.n)
-    tiles = Epilogue()
+    tiles = Epilogue(vector_core)
     if variant.epilogue != "store":
         product = T.alloc_shared(shape, "float32")
         result = T.alloc_shared(shape, variant.out)
         T.annotate_buffer_versions({product: 1, result: 1})
-        tiles = Epilogue(product, result)
+        tiles = Epilogue(vector_core, product, result)
         if variant.adds:
             addend = T.alloc_shared(shape, variant.out)
             T.annotate_buffer_versions({addend: 1})
-            tiles = Epilogue(product, result, addend)
+            tiles = Epilogue(vector_core, product, result, addend)
         if variant.epilogue == "quantise":
             scales = T.alloc_shared((variant.tiles.n // variant.word_columns, variant.tiles.m // 2), variant.sfd)
             T.annotate_buffer_versions({scales: 1})
-            tiles = Epilogue(product, result, None, scales)
+            tiles = Epilogue(vector_core, product, result, None, scales)
     return tiles
 
 
@@ -148,7 +149,7 @@ def _quantise(variant: GemmVariant, tiles: Epilogue, outputs: Outputs, at: Place
     rows = T.alloc_var("int32")
     rows = half
     if variant.counts_clamped:
-        rows = outputs.d.buffer.shape[-2] - at.m - T.call_extern("int32", "asc_get_sub_block_id") * half
+        rows = outputs.d.buffer.shape[-2] - at.m - tiles.vector_core * half
     with T.SimtVF(threads=THREADS):
         for word, i in T.Parallel(variant.tiles.n // word_columns, half):
             limit = T.alloc_var("int32")

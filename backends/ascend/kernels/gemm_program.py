@@ -46,7 +46,7 @@ def build(variant: GemmVariant) -> Any:
             source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB))
             tiles = on_chip_tiles(variant, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(variant)
+            halves = epilogue_tiles(variant, vector_core)
             outputs = Outputs(Matrix(D), Matrix(C), Matrix(SFD), count, N, factor, (head, middle, right))
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)

@@ -46,7 +46,7 @@ def build(variant: KGroupedVariant) -> Any:
             source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB))
             tiles = on_chip_tiles(gemm, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(gemm)
+            halves = epilogue_tiles(gemm, vector_core)
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             turn = T.alloc_var("int32")  # core that takes the next tile

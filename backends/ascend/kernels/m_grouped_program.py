@@ -39,7 +39,7 @@ def build(variant: MGroupedVariant) -> Any:
             b = elements(gemm, B, G, N, K)
             tiles = on_chip_tiles(gemm, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(gemm)
+            halves = epilogue_tiles(gemm, vector_core)
             columns = T.ceildiv(N, bn)
             if variant.layout == "index":
                 for step in range(T.ceildiv(T.ceildiv(M, bm) * columns - core, cores)):

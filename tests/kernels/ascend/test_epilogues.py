@@ -129,14 +129,23 @@ def test_heads_of_odd_runs_are_refused(ascend):
     assert (d == 7).all()
 
 
-def test_grouped_rows_round_stochastically(ascend, integers):
-    a, b = integers(512, 64), torch.stack([integers(60, 64) for _ in range(2)])
-    labels = torch.tensor([1] * 256 + [0] * 256, dtype=torch.int32)
+@pytest.mark.parametrize("groups", ["m", "k"])
+def test_groups_round_stochastically(ascend, integers, groups):
     results = []
+    a, b = integers(512, 64), integers(512, 60)
     for backend in ("ascend", "reference"):
-        d = torch.empty(512, 60, dtype=torch.bfloat16)
         with uk.use_backend(backend):
-            uk.m_grouped_bf16_gemm_nt_contiguous(a, b, d, labels, epilogue=BF16StochasticRounding())
+            if groups == "m":
+                labels = torch.tensor([1] * 256 + [0] * 256, dtype=torch.int32)
+                d = torch.empty(512, 60, dtype=torch.bfloat16)
+                weights = b[:128].view(2, 64, 60).mT.contiguous()
+                uk.m_grouped_bf16_gemm_nt_contiguous(a, weights, d, labels, epilogue=BF16StochasticRounding())
+            else:
+                ks = [128, 384]
+                d = torch.empty(2, 64, 60, dtype=torch.bfloat16)
+                uk.k_grouped_bf16_gemm_tn_contiguous(
+                    a, b, d, ks, torch.tensor(ks, dtype=torch.int32), epilogue=BF16StochasticRounding()
+                )
         results.append(d)
     assert torch.equal(*results)
 
