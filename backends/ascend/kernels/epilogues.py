@@ -123,8 +123,8 @@ def _quantise(d: Tensor, epilogue: FP8CastWithClamp, unused: Tensor) -> Store:
 
 
 def run_of(left: int, right: int) -> int:
-    """Return how many columns always stay together: the largest power of two that divides both, at most 256; 0 below 16."""
-    run = 256
+    """Return how many columns always stay together: the largest power of two that divides both, at most 128; 0 below 16."""
+    run = 128
     while run >= _RUN and (left % run or right % run):
         run //= 2
     return run if run >= _RUN else 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import unikernels as uk
+from unikernels.backends.ascend.kernels.epilogues import run_of
 from unikernels.epilogue import BF16StochasticRounding, FP8CastWithClamp, FP8Quantization
 from unikernels.errors import UnsupportedOperationError
 
@@ -169,3 +170,8 @@ def test_batches_share_scales_and_counter(ascend, integers, clamp):
         results.append((d.view(torch.uint8), memory, count.view(torch.int32)))
     assert all(map(torch.equal, *results))
     assert (int(results[0][2]) == 99) == (clamp is None)
+
+
+def test_runs_of_heads():
+    splits = [((128, 128), 128), ((256, 512), 128), ((128, 192), 64), ((0, 48), 16), ((16, 8), 0), ((24, 24), 0)]
+    assert [run_of(*sizes) for sizes, _ in splits] == [run for _, run in splits]

@@ -52,7 +52,7 @@ def assert_same_words(found, expected: Scales):
 @pytest.mark.parametrize("k_major", [True, False])
 def test_every_form_gives_the_words_of_convert_scales(executor, make_scales, form, gran_mn, gran_k, k_major):
     """Tails of rows and words, an odd number of blocks (its last high byte is 0), and one row or column alone."""
-    for mn, k in ((300, 2720), (1, 33), (129, 64), (4, 1)):
+    for mn, k in ((300, 2720), (1, 33), (129, 64), (4, 1), (257, 4097), (128, 2048)):
         scales = make_scales(form, mn, k, gran_mn, gran_k, k_major=k_major)
         assert_same_words(scale_words(executor, scales), convert_scales(scales, INT16))
 
