@@ -1,7 +1,8 @@
 """Write the generated documents: docs/environment.md, docs/evidence.json and the tables inside README.md.
 
 Run `make docs` after changing operations, cases, backends or environment variables; tests/test_docs.py says when it is
-due. Evidence is produced by running parity, never typed.
+due. Evidence is produced by running parity, never typed. `python docs/generate.py predictions` writes the table of
+docs/ascend.md instead.
 """
 
 from __future__ import annotations
@@ -87,7 +88,32 @@ def with_table(readme: str, table: str) -> str:
     return f"{before}{_BEGIN}\n{table}\n{_END}{after}"
 
 
+def predictions_table() -> str:
+    """Return the table of docs/ascend.md; takes a minute or two."""
+    lines = ["| operation | row | predicted us | predicted TFLOPS | published TFLOPS | ratio | limit |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for one in _registry.backend("ascend").predictions():
+        figures = f"{one.time_us:.1f} | {one.tflops:.0f} | {one.published_tflops:.0f} | {one.ratio:.3f}"
+        lines.append(f"| `{one.operation}` | {one.row} | {figures} | {one.critical_pipe} |")
+    return "\n".join(lines)
+
+
+def write_predictions() -> None:
+    """Write the generated part of docs/ascend.md."""
+    page = ROOT / "docs" / "ascend.md"
+    begin, end = (
+        "<!-- generated: predictions, by docs/generate.py predictions -->",
+        "<!-- end of generated predictions -->",
+    )
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n{predictions_table()}\n{end}{after}", encoding="utf-8")
+
+
 def main() -> int:
+    if sys.argv[1:] == ["predictions"]:
+        write_predictions()
+        return 0
     backends = [
         name for name, reason in _registry.available_backends().items() if reason is None and name != runner.REFERENCE
     ]

@@ -15,7 +15,8 @@ from .errors import UnsupportedOperationError
 from .scale_layouts import ScaleFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from .bench import Prediction
     from .mega_moe.layout import Region
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
 #: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
 Recipe = tuple[int, int, int]
+
+#: (M, N, K) of a GEMM.
+Shape = tuple[int, int, int]
+if TYPE_CHECKING:
+    Advance = Callable[[int, int], None]
 
 _DEFAULT_RECIPES: dict[torch.dtype, Recipe] = {
     torch.float32: (1, 128, 128),
@@ -237,6 +243,16 @@ class Backend:
     def gathered_k_grouped_gemm(self, problem: GatheredKGroupedGemmProblem) -> None:
         """D[g] (+)= A_g @ B_g.T, K of one operand gathered."""
         raise self._missing("gathered_k_grouped_gemm")
+
+    # Work ahead of time, for the command line. `advance(done, total)` moves a progress bar.
+
+    def tune(self, shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
+        """Choose configurations for GEMMs of `shapes` (none: those already in the table), write them, return a summary."""
+        raise self._missing("tune")
+
+    def warmup(self, shapes: Sequence[Shape], num_processes: int, advance: Advance) -> str:
+        """Build the kernels of `shapes` (none: all tuned ones) before they are needed, return a summary."""
+        raise self._missing("warmup")
 
     @classmethod
     def implements(cls, operation: str) -> bool:

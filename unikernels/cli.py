@@ -1,13 +1,14 @@
-"""The ``unikernels`` command: doctor, parity, bench, run, and the commands that backends add."""
+"""The ``unikernels`` command: doctor, parity, bench, tune, warmup, run, and the commands that backends add."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,21 @@ def _parser() -> argparse.ArgumentParser:
         "--predicted", action="store_true", help="predict published results with the backend's timing model instead"
     )
     bench.set_defaults(run=_bench)
+
+    tune = commands.add_parser("tune", help="choose kernel configurations and write them to the backend's table")
+    tune.add_argument("--file", type=Path, help="table to update (default: the backend's own)")
+    tune.set_defaults(run=_tune)
+    warmup = commands.add_parser("warmup", help="build kernels before they are needed")
+    warmup.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="how many at once (default: %(default)s)"
+    )
+    warmup.set_defaults(run=_warmup)
+    for command in (tune, warmup):
+        command.add_argument("--backend", default=None, help="default: the backend in force")
+        command.add_argument(
+            "--shapes", type=_shape, nargs="+", action="extend", default=[], metavar="M,N,K",
+            help="GEMM sizes (default: those in the table)",
+        )  # fmt: skip
 
     run = commands.add_parser("run", help="run a script with `import deep_gemm` answered by unikernels")
     run.add_argument("script", type=Path)
@@ -247,6 +263,38 @@ def _predict(options: argparse.Namespace) -> int:
         raise ValueError(f"no published row contains {options.pattern!r}.")
     _console().print(shown)
     return 0
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    try:
+        m, n, k = (int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not M,N,K: three numbers, as in 128,7168,2048") from None
+    if min(m, n, k) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' has a size below 1")
+    return m, n, k
+
+
+def _tune(options: argparse.Namespace) -> int:
+    backend = _registry.backend(_backend_in_force(options.backend))
+    with _progress("tune", 1) as bar:
+        summary = backend.tune(options.shapes, options.file, _advance(bar))
+    _console().print(summary)
+    return 0
+
+
+def _warmup(options: argparse.Namespace) -> int:
+    if options.processes < 1:
+        raise ValueError(f"--processes is {options.processes}; it takes at least one.")
+    backend = _registry.backend(_backend_in_force(options.backend))
+    with _progress("warmup", 1) as bar:
+        summary = backend.warmup(options.shapes, options.processes, _advance(bar))
+    _console().print(summary)
+    return 0
+
+
+def _advance(bar: Progress) -> Callable[[int, int], None]:
+    return lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total)
 
 
 def _run(options: argparse.Namespace) -> int:

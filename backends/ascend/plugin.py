@@ -8,17 +8,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from unikernels import environment, hookimpl
-from unikernels.backend import Backend, Recipe
+from unikernels.backend import Backend, Recipe, Shape
 from unikernels.scale_layouts import KGroups, ScaleFormat, Scales, is_canonical
 
 if TYPE_CHECKING:
+    from unikernels.backend import Advance
     from unikernels.bench import Prediction
     from unikernels.operations import (
         BatchedGemmProblem,
@@ -144,6 +146,16 @@ class AscendBackend(Backend):
         from .kernels.gathered import gathered_k_grouped_gemm
 
         gathered_k_grouped_gemm(problem)
+
+    def tune(self, shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
+        from .ahead_of_time import tune
+
+        return tune(shapes, file, advance)
+
+    def warmup(self, shapes: Sequence[Shape], num_processes: int, advance: Advance) -> str:
+        from .ahead_of_time import warmup
+
+        return warmup(shapes, num_processes, advance)
 
 
 @hookimpl

@@ -29,6 +29,7 @@ def build(variant: ExpandVariant) -> Any:
         with T.Kernel(cores) as core:
             packed = T.alloc_shared((block,), "uint8")
             expanded = T.alloc_shared((block,), "uint16")
+            T.annotate_buffer_versions({packed: 2, expanded: 2})
             for step in range(T.ceildiv(T.ceildiv(N, block) - core, cores)):
                 start = T.alloc_var("int32")
                 start = (step * cores + core) * block

@@ -11,9 +11,10 @@ from unikernels.settings import CURRENT
 
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
-from . import epilogues, operands, vendor
+from . import epilogues, operands, split_k, vendor
 from .epilogues import Store
 from .gemm_tiles import choose, transposed_row_multiple
+from .gemm_tuned import TunedKey, tuned_tiles
 from .gemm_variant import Element, GemmVariant, Packed
 
 
@@ -37,7 +38,14 @@ def gemm(problem: GemmProblem) -> None:
     executor = executor_for(problem.d)
     a, b = operands.in_one_format(executor, problem.a, problem.b)
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue, problem.head_splits)
-    variant = variant_for(a, b, store, CURRENT.num_sms or executor.num_cores())
+    num_cores = CURRENT.num_sms or executor.num_cores()
+    splits = split_k.splits_for(problem, store, num_cores)
+    if splits > 1:
+        parts = split_k.parts(problem, splits)
+        variant = variant_for(a, b, parts, num_cores, depth=problem.k // splits, copies=splits)
+        split_k.gemm(executor, variant, a, b, parts, problem.d)
+        return
+    variant = variant_for(a, b, store, num_cores)
     executor.run(
         Kernel("gemm_program", variant),
         operands.stored(a),
@@ -71,7 +79,12 @@ def variant_for(
     element, packed = _formats(a, b)
     is_scaled = a.scales is not None
     row_multiple = 16 if a.is_k_major and b.is_k_major else transposed_row_multiple(element)
-    tiles = choose(
+    tiles = None
+    if copies == 1 and within is None and store.epilogue == "store" and not packed:
+        tiles = tuned_tiles(
+            TunedKey(element, is_scaled, a.is_k_major, b.is_k_major, store.out, num_cores, a.mn, b.mn, a.k)
+        )
+    tiles = tiles or choose(
         a.mn if rows is None else rows,
         b.mn,
         a.k if depth is None else depth,

@@ -100,6 +100,11 @@ def cost(tiles: Tiles, m: int, n: int, k: int, element: Element, num_cores: int,
     return max(rounds * one, shared) + loading + storing + _GM_LATENCY
 
 
+def row_class(m: int) -> int:
+    """Return the M that stands for all up to it and above the class before: a power of two."""
+    return max(16, 1 << (m - 1).bit_length())
+
+
 @functools.lru_cache(maxsize=4096)
 def choose(
     m: int,
@@ -128,7 +133,7 @@ def choose(
         column_multiple: what the columns of a tile of D must be a multiple of.
         packed: the operand that is read as FP4.
     """
-    m = max(16, 1 << (m - 1).bit_length())
+    m = row_class(m)
 
     def cheapest(tiles: list[Tiles]) -> tuple[float, int, Tiles]:
         usable = [

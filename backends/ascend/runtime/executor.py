@@ -36,6 +36,9 @@ class Executor(Protocol):
     def run(self, kernel: Kernel, *arguments: Tensor | float | int) -> None:
         """Run `kernel` on its arguments in the order of its program; outputs are written in place."""
 
+    def build(self, kernel: Kernel) -> None:
+        """Do everything but run `kernel`, so that its first run finds it on disk."""
+
     def num_cores(self) -> int:
         """Return how many cube cores kernels may use."""
 

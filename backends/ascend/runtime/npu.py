@@ -33,6 +33,10 @@ class NpuExecutor:
         """Launch `kernel` on torch's current NPU stream; compiles it on first use."""
         self._kernel(kernel)(*arguments)
 
+    def build(self, kernel: Kernel) -> None:
+        """Compile `kernel` into TileLang's cache on disk."""
+        self._kernel(kernel)
+
     def _kernel(self, kernel: Kernel) -> Any:
         compiled = self._compiled.get(kernel)
         if compiled is None:

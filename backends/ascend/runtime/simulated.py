@@ -60,6 +60,10 @@ class SimulatedExecutor:
         """Return the cube cores of the simulated device."""
         return NUM_CORES
 
+    def build(self, kernel: Kernel) -> None:
+        """Lower `kernel` and compile it with or without hazard checks, as runs would."""
+        prepared(kernel).library(check=environment.read("UNIKERNELS_SIMULATOR_CHECK") == "on", saturate=False)
+
     def run(self, kernel: Kernel, *arguments: Tensor | float | int) -> None:
         """Run `kernel` on CPU tensors; a hazard raises a `KernelFaultError`."""
         moves_data = not _is_timing_only.get()

@@ -8,6 +8,7 @@ import torch
 import unikernels as uk
 from unikernels.backends.ascend.kernels import gemm_tiles
 from unikernels.errors import UnsupportedOperationError
+from unikernels.operations.gemm import E2M1_VALUES
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
@@ -120,3 +121,32 @@ def test_every_tile_shape_is_exact(ascend, small_integers, quantised, monkeypatc
     b, sfb, b_values = quantised(right, element, True, generator)
     uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
     assert torch.equal(d, a_values @ b_values.T)
+
+
+def test_rows_do_not_depend_on_their_neighbours(ascend):
+    """Random values round at every step: equal bits mean equal order of all additions, whatever M and the tiles."""
+    generator = torch.Generator().manual_seed(4)
+    a, b = (torch.randn(rows, 1000, generator=generator).bfloat16() for rows in (200, 33))
+    whole, repeated = torch.empty(200, 33), torch.empty(200, 33)
+    before = uk.get_deterministic_algorithms()
+    uk.use_deterministic_algorithms(True)
+    try:
+        uk.bf16_gemm_nt(a, b, whole)
+        uk.bf16_gemm_nt(a, b, repeated)
+        assert torch.equal(whole, repeated)
+        for first, last in ((0, 1), (7, 40), (199, 200)):
+            part = torch.empty(last - first, 33)
+            uk.bf16_gemm_nt(a[first:last], b, part)
+            assert torch.equal(part, whole[first:last]), (first, last)
+    finally:
+        uk.use_deterministic_algorithms(before)
+
+
+def test_large_fp4_operands_are_expanded_in_large_blocks(ascend):
+    from unikernels.backends.ascend.kernels.expand_fp4 import expand_fp4
+    from unikernels.backends.ascend.runtime.executor import executor_for
+
+    codes = torch.arange(64 * 32768 + 256, dtype=torch.int32).to(torch.uint8).view(torch.int8).view(-1, 128)
+    nibbles = torch.stack([codes.view(torch.uint8) & 15, codes.view(torch.uint8) >> 4], -1).view(codes.shape[0], 256)
+    expanded = expand_fp4(executor_for(codes), codes)
+    assert torch.equal(expanded.float(), torch.tensor(E2M1_VALUES)[nibbles.int()])

@@ -1,0 +1,130 @@
+"""Work before the first call: choosing tiles by predicted time (`tune`), building kernels (`warmup`); both in processes.
+
+Processes share results through the disk cache, whose files appear complete or not at all: running this twice or at the
+same time is safe.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+
+from unikernels.backend import Shape
+
+from .kernels import epilogues, expand_fp4
+from .kernels.gemm_tiles import candidates, choose, cost, fits
+from .kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save, tuned_tiles
+from .kernels.gemm_variant import ELEMENT_BITS, Element, GemmVariant, Tiles
+from .runtime.executor import NUM_CORES, chosen_name, executor_on
+from .runtime.kernel import Kernel
+
+Advance = Callable[[int, int], None]
+#: What shapes from the command line are tuned and built for: K-major operands, bfloat16 output.
+_ELEMENTS: tuple[Element, ...] = ("bf16", "fp8", "fp4")
+_TRIED = 4  # candidates per shape, the cheapest ones of the heuristic's model
+
+
+def tune(shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
+    """Write the tiles that are predicted to be fastest into `file` (default: the committed table).
+
+    Runs the timing model on the candidates that the heuristic finds cheapest; the same input gives the same file.
+
+    Raises:
+        ValueError: there is nothing to tune.
+    """
+    file = file or TABLE
+    table = load(file)
+    keys = sorted({key.in_class() for key in _keys(shapes)} if shapes else table)
+    if not keys:
+        raise ValueError(f"{file} names no shapes to tune again. Give some with --shapes M,N,K.")
+    jobs = [(key, tiles) for key in keys for tiles in _candidates(key)]
+    cycles = dict(zip(jobs, _in_processes(_predicted_cycles, jobs, os.cpu_count() or 1, advance), strict=True))
+    for key in keys:
+        best = min(_candidates(key), key=lambda tiles: (cycles[key, tiles], tiles))
+        table[key] = Tuned(best, cycles[key, best])
+    save(file, table)
+    return f"{len(keys)} shapes tuned by predicted time, {len(jobs)} kernels tried; wrote {file}"
+
+
+def warmup(shapes: Sequence[Shape], num_processes: int, advance: Advance) -> str:
+    """Build the kernels of the tuned table, or of `shapes`, and the ones that expand FP4."""
+    keys = list(_keys(shapes)) if shapes else sorted(load(TABLE))
+    kernels = list(
+        dict.fromkeys(
+            [*(_kernel(key, tuned_tiles(key) or _heuristic(key)) for key in keys), *expand_fp4.kernels(NUM_CORES)]
+        )
+    )
+    _in_processes(_build, [(kernel,) for kernel in kernels], num_processes, advance)
+    return f"{len(kernels)} kernels are built"
+
+
+def _keys(shapes: Sequence[Shape]) -> Iterator[TunedKey]:
+    for m, n, k in shapes:
+        for element in _ELEMENTS:
+            if element != "fp4" or k % 2 == 0:
+                yield TunedKey(element, element != "bf16", True, True, "bfloat16", NUM_CORES, m, n, k)
+
+
+def _heuristic(key: TunedKey) -> Tiles:
+    return choose(key.m, key.n, key.k, key.element, key.is_scaled, 2, "store", key.num_cores)
+
+
+def _candidates(key: TunedKey) -> list[Tiles]:
+    """The heuristic's choice and the cheapest others that fit."""
+    usable = [one for one in candidates(key.element) if fits(one, key.element, key.is_scaled, 2, "store")]
+    usable.sort(key=lambda one: (cost(one, key.m, key.n, key.k, key.element, key.num_cores), one))
+    return list(dict.fromkeys([_heuristic(key), *usable[:_TRIED]]))
+
+
+def _kernel(key: TunedKey, tiles: Tiles) -> Kernel:
+    variant = GemmVariant(
+        key.element, key.is_scaled, key.a_is_k_major, key.b_is_k_major, key.out, "store", tiles, key.num_cores
+    )
+    return Kernel("gemm_program", variant)
+
+
+def _in_processes(
+    work: Callable[..., int], jobs: Sequence[tuple[object, ...]], num_processes: int, advance: Advance
+) -> list[int]:
+    """Return ``work(*job)`` of every job, in order; the first failure ends all."""
+    advance(0, len(jobs))
+    context = multiprocessing.get_context("spawn")  # TileLang and torch hold threads, which a fork would lose
+    with ProcessPoolExecutor(min(num_processes, len(jobs)), mp_context=context) as pool:
+        futures = [pool.submit(work, *job) for job in jobs]
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                advance(done, len(jobs))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+def _build(kernel: Kernel) -> int:
+    executor_on(torch.device("npu" if chosen_name() == "npu" else "cpu")).build(kernel)
+    return 0
+
+
+def _predicted_cycles(key: TunedKey, tiles: Tiles) -> int:
+    """Return the predicted cycles of a problem; no data moves and none is read."""
+    from .runtime.simulated import prepared
+    from .simulator import simulate
+
+    dtype = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp4": torch.uint8}[key.element]
+    packed = 8 // min(ELEMENT_BITS[key.element], 8)
+    a, b = (torch.empty(rows, key.k // packed, dtype=dtype) for rows in (key.m, key.n))
+    words = [torch.empty(-(-key.k // 64), rows, dtype=torch.int16) for rows in (key.m, key.n)]
+    if not key.is_scaled:
+        words = [torch.empty(1, dtype=torch.int16)] * 2
+    d = torch.empty(key.m, key.n, dtype=torch.bfloat16 if key.out == "bfloat16" else torch.float32)
+    store = epilogues.store(d, None, 1.0, None)
+    report = simulate(
+        prepared(_kernel(key, tiles)), a, b, *words, *store.arguments(), *store.head, check="off", functional=False
+    )
+    return round(report.predict().cycles)

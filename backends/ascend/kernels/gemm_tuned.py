@@ -1,0 +1,81 @@
+"""Tile sizes that were chosen by predicted time, from data/tuned_gemm.json; shapes it does not name take the heuristic's.
+
+`unikernels tune --backend ascend` writes the table (ahead_of_time.py). No TileLang here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from .gemm_tiles import fits, row_class
+from .gemm_variant import Element, Tiles
+
+TABLE = Path(__file__).parent / "data" / "tuned_gemm.json"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TunedKey:
+    """What a tuned configuration is for: the kernel without its tiles, and a problem's size."""
+
+    element: Element
+    is_scaled: bool
+    a_is_k_major: bool
+    b_is_k_major: bool
+    out: str
+    num_cores: int
+    m: int
+    n: int
+    k: int
+
+    def in_class(self) -> TunedKey:
+        """Return the key that stands for all M of a class."""
+        return replace(self, m=row_class(self.m))
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A configuration and the predicted cycles of a problem of its class's size."""
+
+    tiles: Tiles
+    cycles: int
+
+
+def tuned_tiles(key: TunedKey) -> Tiles | None:
+    """Return the tuned tiles for a problem, None if its class is not in the table."""
+    found = _committed().get(key.in_class())
+    return found.tiles if found else None
+
+
+@functools.cache
+def _committed() -> dict[TunedKey, Tuned]:
+    return load(TABLE)
+
+
+def load(file: Path) -> dict[TunedKey, Tuned]:
+    """Read a table; a file that does not exist is an empty one.
+
+    Raises:
+        ValueError: a configuration does not fit the on-chip memories.
+    """
+    if not file.exists():
+        return {}
+    table = {}
+    for row in json.loads(file.read_text(encoding="utf-8")):
+        tuned = Tuned(Tiles(*row.pop("tiles")), row.pop("cycles"))
+        key = TunedKey(**row)
+        if not fits(tuned.tiles, key.element, key.is_scaled, 2 if key.out == "bfloat16" else 4, "store"):
+            raise ValueError(f"{file} holds tiles that do not fit on chip: {tuned.tiles} for {key}.")
+        table[key] = tuned
+    return table
+
+
+def save(file: Path, table: dict[TunedKey, Tuned]) -> None:
+    """Write a table, sorted, one row per line."""
+    rows = []
+    for key, tuned in sorted(table.items(), key=lambda item: item[0]):
+        tiles = [tuned.tiles.m, tuned.tiles.n, tuned.tiles.k, tuned.tiles.k_step]
+        rows.append(json.dumps({**asdict(key), "tiles": tiles, "cycles": tuned.cycles}))
+    file.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")

@@ -1,0 +1,86 @@
+"""Tuned tiles and building ahead of time: tables are checked, results repeat, backends without them say so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from unikernels import cli
+from unikernels.backends.ascend.kernels import gemm_tuned
+from unikernels.backends.ascend.kernels.gemm_tiles import candidates, choose
+from unikernels.backends.ascend.kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save
+from unikernels.backends.ascend.kernels.gemm_variant import ELEMENT_BITS, Tiles
+
+KEY = TunedKey("bf16", False, True, True, "bfloat16", 32, 100, 96, 128)
+
+
+def test_committed_tiles_fit_and_step_through_k_alike():
+    table = load(TABLE)
+    assert len(table) >= 16
+    for key, tuned in table.items():
+        assert key == key.in_class()
+        assert tuned.tiles.k_step * ELEMENT_BITS[key.element] == 8 * 128
+        assert tuned.tiles.k % tuned.tiles.k_step == 0
+        assert tuned.cycles > 0
+
+
+def test_tables_survive_a_round_trip_and_refuse_tiles_that_do_not_fit(tmp_path):
+    table = {KEY.in_class(): Tuned(Tiles(32, 48, 256, 64), 100)}
+    save(tmp_path / "table.json", table)
+    assert load(tmp_path / "table.json") == table
+    assert load(tmp_path / "absent.json") == {}
+    save(tmp_path / "table.json", {KEY.in_class(): Tuned(Tiles(256, 256, 512, 64), 100)})
+    with pytest.raises(ValueError, match=r"do not fit on chip: Tiles\(m=256, n=256, k=512"):
+        load(tmp_path / "table.json")
+
+
+def test_tuned_tiles_serve_their_class_of_rows_only(monkeypatch):
+    monkeypatch.setattr(gemm_tuned, "_committed", lambda: {KEY.in_class(): Tuned(Tiles(32, 48, 256, 64), 100)})
+    assert gemm_tuned.tuned_tiles(KEY) == Tiles(32, 48, 256, 64)
+    assert gemm_tuned.tuned_tiles(dataclasses.replace(KEY, m=65)) == Tiles(32, 48, 256, 64)
+    assert gemm_tuned.tuned_tiles(dataclasses.replace(KEY, m=64)) is None
+    assert gemm_tuned.tuned_tiles(dataclasses.replace(KEY, n=97)) is None
+
+
+def test_every_candidate_steps_through_k_alike():
+    for element in ("bf16", "fp8", "fp4"):
+        (step,) = {one.k_step for one in candidates(element)}
+        for m in (1, 33, 4096):
+            assert choose(m, 7168, 2048, element, element != "bf16", 2, "store", 32).k_step == step
+
+
+@pytest.mark.parametrize("command", ["tune", "warmup"])
+def test_backends_without_it_are_refused(command, capsys):
+    assert cli.main([command, "--backend", "cpu"]) == 2
+    assert "Backends that do: ascend" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("shape", ["128,64", "1,2,3,4", "a,b,c", "0,1,2"])
+def test_bad_shapes_are_refused(shape, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "--backend", "ascend", "--shapes", shape])
+    assert shape in capsys.readouterr().err
+
+
+def test_an_empty_table_has_nothing_to_tune_again(ascend, tmp_path, capsys):
+    assert cli.main(["tune", "--backend", "ascend", "--file", str(tmp_path / "none.json")]) == 2
+    assert "--shapes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_published_rates_are_reached(ascend):
+    for one in ascend.predictions():
+        assert one.ratio >= (0.97 if "m=4096 n=7168 k=16384" in one.row else 0.9), one
+
+
+@pytest.mark.slow
+def test_tuning_repeats_and_warmup_may_run_twice(ascend, tmp_path):
+    texts = []
+    for name in ("first.json", "second.json"):
+        assert cli.main(["tune", "--backend", "ascend", "--shapes", "48,80,256", "--file", str(tmp_path / name)]) == 0
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+    assert len(load(tmp_path / "first.json")) == 3
+    for _ in range(2):
+        assert cli.main(["warmup", "--backend", "ascend", "--shapes", "48,80,256", "--processes", "2"]) == 0
