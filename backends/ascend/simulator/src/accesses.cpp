@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "thread_history.hpp"
 #include "vector.hpp"
@@ -19,23 +20,33 @@ template <> struct Word<2> { using type = std::uint16_t; };
 template <> struct Word<4> { using type = std::uint32_t; };
 template <> struct Word<8> { using type = std::uint64_t; };
 
-// Marks bytes as touched, a word at a time; false if a read needs a closer look because something may be undefined.
+// What the running function did with a byte. The last three are kept for SIMD functions only: which bytes one store
+// wrote, since the last asc_mem_bar.
+enum Touch : std::uint8_t { kRead = 1, kWritten = 2, kStored = 4, kFirst = 8, kLast = 16 };
+constexpr std::uint64_t kEveryByte = 0x0101010101010101ull;
+
+// Marks bytes as touched, a word at a time; false if a read needs a closer look because something may be undefined, or
+// was stored by the same SIMD function.
 template <std::uint32_t N, bool write>
-__attribute__((always_inline)) inline bool mark(std::uint8_t* touched, const std::uint8_t* valid) {
+__attribute__((always_inline)) inline bool mark(std::uint8_t* touched, const std::uint8_t* valid, std::uint64_t set, std::uint64_t keep) {
   constexpr std::uint32_t step = N < 8 ? N : 8;
   using W = typename Word<step>::type;
   constexpr W ones = static_cast<W>(0x0101010101010101ull);
-  static_assert(kValid == 1);
+  static_assert(kValid == 1 && kWritten == 2);
   bool defined = true;
+  W stored = 0;
   for (std::uint32_t b = 0; b < N; b += step) {
     W t, v;
     std::memcpy(&t, touched + b, step);
     std::memcpy(&v, valid + b, step);
-    if (!write) defined &= (v == ones) | ((static_cast<W>(t >> 1) & ones) == ones);
-    t = static_cast<W>(t | (write ? 2 * ones : ones));
+    if (!write) {
+      defined &= (v == ones) | ((static_cast<W>(t >> 1) & ones) == ones);
+      stored |= t & static_cast<W>(kEveryByte * kStored);
+    }
+    t = write ? static_cast<W>((t & static_cast<W>(keep)) | static_cast<W>(set)) : static_cast<W>(t | ones);
     std::memcpy(touched + b, &t, step);
   }
-  return defined;
+  return defined && stored == 0;
 }
 
 }  // namespace
@@ -54,6 +65,8 @@ VectorRun::VectorRun(Core& core, const Instruction& instruction)
   ub_ = core.view.ub;
   watched_ = true;
   threads_unordered_ = call_.simt && view_.count > 1;
+  write_mark_ = kEveryByte * (call_.simt ? kWritten : kWritten | kStored);
+  if (!call_.simt) write_keep_ = ~(kEveryByte * (kFirst | kLast));
 }
 
 void VectorRun::next_interval() {
@@ -82,6 +95,10 @@ void VectorRun::check_threads(std::uint64_t offset, std::uint32_t bytes, bool wr
     ThreadHistory::Last& last = history_->byte(b, interval_);
     if (ThreadHistory::foreign(last.writer, me)) {
       const std::uint32_t other = (last.writer & 0xfff) - 1;
+      if (ThreadHistory::is_atomic(last, me))
+        raise_at("race", std::string(write ? "writes" : "reads") + " UB byte " + std::to_string(b) + " in a plain access, while " +
+                 ((last.writer & 0xfff) == ThreadHistory::kAtomics ? "several threads update" : "thread " + std::to_string(other) + " updates") +
+                 " it atomically with no asc_syncthreads between them", from);
       if (!write) raise_at("race", "reads UB byte " + std::to_string(b) + ", which thread " + std::to_string(other) + " writes with no asc_syncthreads between them", from);
       if (suspect_.bytes == 0) {
         suspect_.offset = offset;
@@ -92,14 +109,59 @@ void VectorRun::check_threads(std::uint64_t offset, std::uint32_t bytes, bool wr
         watched_ = false;  // the next access takes the long way and looks at what this one stored
       }
     }
-    if (write && ThreadHistory::foreign(last.reader, me)) {
+    if (write && ThreadHistory::foreign(last.reader, me) && !ThreadHistory::is_atomic(last, me)) {
       const std::uint32_t other = last.reader & 0xfff;
       raise_at("race", "writes UB byte " + std::to_string(b) + ", which " +
                (other == ThreadHistory::kMany ? "several threads read" : "thread " + std::to_string(other - 1) + " reads") +
                " with no asc_syncthreads between them", from);
     }
+    if (ThreadHistory::is_atomic(last, me)) last.reader = 0;  // its own atomic access; now there is a plain one
     ThreadHistory::record(last, me, write);
   }
+}
+
+// Atomic accesses commute with each other and with nothing else.
+void VectorRun::check_atomic(std::uint64_t offset, std::uint32_t bytes, const void* from) {
+  const std::uint32_t me = interval_ | (view_.linear + 1);
+  for (std::uint64_t b = offset; b < offset + bytes; ++b) {
+    ThreadHistory::Last& last = history_->byte(b, interval_);
+    const bool others_atomic = ThreadHistory::is_atomic(last, me);
+    if (!others_atomic && (ThreadHistory::foreign(last.writer, me) || ThreadHistory::foreign(last.reader, me))) {
+      const bool wrote = ThreadHistory::foreign(last.writer, me);
+      const std::uint32_t other = (wrote ? last.writer : last.reader) & 0xfff;
+      raise_at("race", "atomically updates UB byte " + std::to_string(b) + ", which " +
+               (other == ThreadHistory::kMany ? "several threads use" : "thread " + std::to_string(other - 1) + " uses") +
+               " in a plain access with no asc_syncthreads between them", from);
+    }
+    // Plain accesses of the same thread count for more than its atomic ones: they still conflict with other threads.
+    if (ThreadHistory::untouched(last, me)) last = {me, interval_ | ThreadHistory::kAtomic};
+    else if (!others_atomic) last.writer = me;
+    else if (last.writer != me) last.writer = interval_ | ThreadHistory::kAtomics;
+  }
+}
+
+// A load of a SIMD function may overtake a store before it (e.2.9). A load of exactly what one store wrote is let pass
+// with a warning: TileLang 0.1.15 generates that without a barrier, in kernels that are known to work.
+void VectorRun::check_overtaking(std::uint64_t offset, std::uint32_t bytes, const void* from) {
+  const std::uint8_t* const t = touched_ + offset;
+  if (std::none_of(t, t + bytes, [](std::uint8_t v) { return v & kStored; })) return;
+  bool same = (t[0] & (kStored | kFirst)) == (kStored | kFirst) && (t[bytes - 1] & (kStored | kLast)) == (kStored | kLast);
+  for (std::uint32_t b = 0; b < bytes; ++b) same = same && (t[b] & kStored) && (b == 0 || !(t[b] & kFirst)) && (b + 1 == bytes || !(t[b] & kLast));
+  const std::string what = "loads UB bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
+                           ", which it has stored to with no asc_mem_bar(VST_VLD) in between";
+  if (!same) raise_at("race", what + ": the load may overtake the store", from);
+  if (!std::exchange(warned_, true)) warn(core_, std::string(call_.name) + " loads again what it has stored, with no asc_mem_bar(VST_VLD) in between");
+}
+
+void VectorRun::mark_written(std::uint64_t offset, std::uint32_t bytes) {
+  std::uint8_t* const t = touched_ + offset;
+  for (std::uint32_t b = 0; b < bytes; ++b) t[b] = static_cast<std::uint8_t>((t[b] & write_keep_) | (write_mark_ & 0xff));
+  if (!call_.simt) t[0] |= kFirst, t[bytes - 1] |= kLast;
+}
+
+void VectorRun::memory_barrier() {
+  if (call_.simt || !touched_) return;
+  for (std::uint64_t b = low_; b < high_; ++b) touched_[b] &= kRead | kWritten;
 }
 
 // The usual access: aligned, no other thread in the way, everything defined. Anything else takes the long way.
@@ -110,7 +172,8 @@ __attribute__((always_inline)) inline bool VectorRun::usual(std::uint64_t offset
     if constexpr (N > 16) return false;
     else if (!history_->undisturbed<N, write>(offset, interval_ | (view_.linear + 1))) return false;
   }
-  if (!mark<N, write>(touched_ + offset, valid_ + offset)) return false;
+  if (!mark<N, write>(touched_ + offset, valid_ + offset, write_mark_, write_keep_)) return false;
+  if (write && !call_.simt) touched_[offset] |= kFirst, touched_[offset + N - 1] |= kLast;
   (write ? work.ub_written : work.ub_read) += N;
   if (offset < low_) low_ = offset;
   if (offset + N > high_) high_ = offset + N;
@@ -128,14 +191,17 @@ void VectorRun::touch_ub(std::uint64_t offset, std::uint32_t bytes, bool write, 
       raise_at("misaligned", "accesses " + std::to_string(bytes) + " bytes at UB offset " + std::to_string(offset) +
                ", which is not a multiple of the access size", from);
     settle_suspect();
+    if (view_.count > 1 && atomic) check_atomic(offset, bytes, from);
     if (view_.count > 1 && !atomic) check_threads(offset, bytes, write, from);
+  } else if (!write) {
+    check_overtaking(offset, bytes, from);
   }
   low_ = std::min(low_, offset);
   high_ = std::max(high_, offset + bytes);
   std::uint8_t* touched = touched_ + offset;
   const std::uint8_t* valid = valid_ + offset;
   if (write && !atomic) {
-    for (std::uint32_t b = 0; b < bytes; ++b) touched[b] |= 2;
+    mark_written(offset, bytes);
     return;
   }
   bool defined = true;
@@ -232,8 +298,31 @@ bool is_private(const Core& core, const void* address, std::uint64_t bytes) {
   return at < arena.map || at >= arena.map + arena.map_bytes;
 }
 
+// Bytes of GM that the scalar program loaded through its data cache stay there: what others write to their line later is
+// not seen by loads through the cache (f.4).
+void check_cache(Core& core, const Instruction& scalar, Tensor& tensor, std::uint64_t lo, std::uint64_t hi) {
+  if (!checking(core) || !tensor.writable) return;
+  const Launch& launch = *core.block->launch;
+  const Clock& now = core.clock[PIPE_S];
+  const auto base = reinterpret_cast<std::uintptr_t>(tensor.base);
+  for (std::uint64_t line = (base + lo) / 64; line <= (base + hi - 1) / 64; ++line) {
+    const auto [it, fresh] = core.cached.try_emplace(line, now);
+    if (fresh) continue;
+    Access stale;
+    const std::lock_guard<std::mutex> lock(tensor.mutex);
+    tensor.shadow.last_writes(lo, hi, [&](const Access& w) {
+      const bool own = w.actor == core.actor(PIPE_S) || (!launch.inter && w.actor / kSlots != core.block->index);
+      if (!own && w.tick > it->second[clock_index(launch, w.actor)]) stale = w;
+    });
+    if (stale.tick == 0) continue;
+    raise(core, &scalar, "race", "loads bytes " + std::to_string(lo) + " to " + std::to_string(hi) + " of tensor '" + tensor.name +
+          "' through the scalar data cache, which has held their line since before pipe " + pipe_name(static_cast<int>(stale.actor % kPipes)) + " (" +
+          op_name(static_cast<Op>(stale.op)) + ", {0}) wrote them; load with asc_load_dev (tl::read_gm_bypass_dcache)", {stale.site});
+  }
+}
+
 // A load or store of the scalar program: pipe S.
-void scalar_access(Core& core, const void* address, std::uint64_t bytes, bool write, const void* from) {
+void scalar_access(Core& core, const void* address, std::uint64_t bytes, bool write, bool through_cache, const void* from) {
   const auto* at = static_cast<const std::uint8_t*>(address);
   Instruction scalar;
   scalar.op = Op::scalar_access;
@@ -255,6 +344,7 @@ void scalar_access(Core& core, const void* address, std::uint64_t bytes, bool wr
   Tensor& t = require_tensor(core, scalar, address, bytes, write);
   const auto lo = static_cast<std::uint64_t>(at - t.base);
   note_gm(core, scalar, t, lo, lo + bytes, write);
+  if (!write && through_cache) check_cache(core, scalar, t, lo, lo + bytes);
 }
 
 template <std::uint32_t N, bool write>
@@ -287,7 +377,11 @@ void kernel_access(const void* address, std::uint64_t bytes, bool write, const v
   const bool in_ub = static_cast<std::uint64_t>(static_cast<const std::uint8_t*>(address) - core->view.ub) < kUbBytes;
   if (!in_ub && is_private(*core, address, bytes)) return;
   if (current_vector) current_vector->touch(address, static_cast<std::uint32_t>(bytes), write, 0, from);
-  else scalar_access(*core, address, bytes, write, from);
+  else scalar_access(*core, address, bytes, write, true, from);
+}
+
+void uncached_access(const void* address, std::uint64_t bytes, bool write, const void* from) {
+  if (current_core) scalar_access(*current_core, address, bytes, write, false, from);
 }
 
 const AccessHooks& access_hooks() {

@@ -42,6 +42,7 @@ USIM_ENTRY void entry_vector_call(const VectorCall* call) { dispatch(call->simt 
 USIM_ENTRY const ThreadView* entry_thread() { return running(USIM_CALLER, "threadIdx").thread(); }
 USIM_ENTRY void entry_next_thread(std::uint32_t x, std::uint32_t y, std::uint32_t z) { current_vector->next_thread(x, y, z); }
 USIM_ENTRY void entry_sync_threads() { running(USIM_CALLER, "asc_syncthreads").sync_threads(USIM_CALLER); }
+USIM_ENTRY void entry_memory_barrier() { running(USIM_CALLER, "asc_mem_bar").memory_barrier(); }
 USIM_ENTRY void entry_sync_warp() { running(USIM_CALLER, "a warp barrier").sync_warp(USIM_CALLER); }
 USIM_ENTRY const WarpValues* entry_warp_exchange(const void* value, std::uint32_t bytes) {
   return running(USIM_CALLER, "a warp function").warp_exchange(value, bytes, USIM_CALLER);
@@ -49,7 +50,7 @@ USIM_ENTRY const WarpValues* entry_warp_exchange(const void* value, std::uint32_
 USIM_ENTRY void entry_touch(const void* address, std::uint32_t bytes, int write, int atomic) {
   if (!checking(*current_core)) return;
   if (current_vector) current_vector->touch(address, bytes, write != 0, static_cast<std::uint16_t>(atomic), USIM_CALLER);
-  else kernel_access(address, bytes, write != 0, USIM_CALLER);
+  else uncached_access(address, bytes, write != 0, USIM_CALLER);
 }
 USIM_ENTRY std::int64_t entry_vector_cost(std::uint32_t kind, std::uint64_t amount) {
   if (current_vector && kind == 0) current_vector->work.arithmetic += amount;
@@ -67,7 +68,7 @@ USIM_ENTRY std::int64_t entry_vector_cost(std::uint32_t kind, std::uint64_t amou
 
 const Api& api_table() {
   static const Api table = {kAbiVersion, entry_dispatch, entry_set_register, entry_core, entry_vector_call, entry_thread, entry_next_thread,
-                            entry_sync_threads, entry_sync_warp, entry_warp_exchange, entry_touch, entry_vector_cost, entry_fail};
+                            entry_sync_threads, entry_sync_warp, entry_memory_barrier, entry_warp_exchange, entry_touch, entry_vector_cost, entry_fail};
   return table;
 }
 

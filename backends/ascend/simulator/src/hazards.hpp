@@ -64,6 +64,14 @@ class Shadow {
     return conflict;
   }
   void clear() { segments_.clear(); }
+  // Calls `visit` with the last write of every part of [lo, hi) that has one.
+  template <class Visit>
+  void last_writes(std::uint64_t lo, std::uint64_t hi, Visit&& visit) const {
+    auto it = segments_.upper_bound(lo);
+    if (it != segments_.begin()) --it;
+    for (; it != segments_.end() && it->first < hi; ++it)
+      if (it->second.end > lo && it->second.write.tick != 0) visit(it->second.write);
+  }
 
  private:
   struct Segment {

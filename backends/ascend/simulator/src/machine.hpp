@@ -168,6 +168,7 @@ struct Core {
   std::string taint_origin;                           // first uninitialised read, for messages
   std::uint32_t taint_site = 0;
   std::uint32_t last_site = 0;
+  std::unordered_map<std::uint64_t, Clock> cached;    // 64-byte lines of GM in the scalar data cache, since when (checks only)
   Memory ub() const { return kind == 2 ? Memory::ub1 : Memory::ub0; }
   std::uint32_t actor(int pipe) const;
 };
@@ -191,7 +192,7 @@ struct Arena {
   std::vector<std::uint8_t> valid_l1, valid_l0[2], valid_l0c, valid_slots[2], valid_ub[2];
   // How far each memory has been written since it was last reset; all of it at first.
   std::array<std::uint64_t, static_cast<std::size_t>(Memory::count)> dirty{};
-  std::vector<std::uint8_t> touched[2];               // per byte of UB: bit 0 read, bit 1 written by the running function
+  std::vector<std::uint8_t> touched[2];               // per byte of UB: what the running function did, see accesses.cpp
   std::array<std::unique_ptr<Stack>, kCores> stacks;  // of the cores' programs
   void reset();  // poisons what was written and forgets what was valid
   std::uint8_t* at(Memory m);

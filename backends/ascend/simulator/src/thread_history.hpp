@@ -18,6 +18,10 @@ class ThreadHistory {
   };
   static constexpr std::uint32_t kMany = 0xfff;    // reader: several threads
   static constexpr std::uint32_t kShared = 0xffe;  // of a word: its bytes are recorded one by one in this interval
+  static constexpr std::uint32_t kAtomics = 0xffd; // writer: atomic accesses of several threads
+  static constexpr std::uint32_t kAtomic = 0xffc;  // reader: the writer's access was atomic
+  static bool is_atomic(const Last& last, std::uint32_t me) { return last.reader == ((me & ~0xfffu) | kAtomic); }
+  static bool untouched(const Last& last, std::uint32_t me) { return (last.writer ^ me) > 0xfff && (last.reader ^ me) > 0xfff; }
 
   // Of the same interval as `me`, but somebody else.
   static bool foreign(std::uint32_t last, std::uint32_t me) { return (last ^ me) - 1 < 0xfff; }
@@ -62,7 +66,7 @@ class ThreadHistory {
 
  private:
   static bool disturbs(const Last& last, std::uint32_t me, bool write) {
-    return foreign(last.writer, me) || (write && foreign(last.reader, me));
+    return foreign(last.writer, me) || (write && foreign(last.reader, me)) || is_atomic(last, me);
   }
   std::array<Last, kUbBytes / 4> words_;
   std::array<Last, kUbBytes> bytes_;

@@ -31,6 +31,7 @@ class VectorRun {
   void next_thread(std::uint32_t x, std::uint32_t y, std::uint32_t z);
   void sync_threads(const void* from);
   void sync_warp(const void* from);
+  void memory_barrier();
   const WarpValues* warp_exchange(const void* value, std::uint32_t bytes, const void* from);
   const ThreadView* thread() const { return &view_; }
   // Memory of the run itself that kernel code reads: captured arguments, thread index, exchanged values.
@@ -69,6 +70,9 @@ class VectorRun {
   void settle_suspect();
   void touch_ub(std::uint64_t offset, std::uint32_t bytes, bool write, std::uint16_t atomic, const void* from);
   void check_threads(std::uint64_t offset, std::uint32_t bytes, bool write, const void* from);
+  void check_atomic(std::uint64_t offset, std::uint32_t bytes, const void* from);
+  void check_overtaking(std::uint64_t offset, std::uint32_t bytes, const void* from);
+  void mark_written(std::uint64_t offset, std::uint32_t bytes);
   void touch_gm(Tensor& tensor, std::uint64_t lo, std::uint32_t bytes, bool write, std::uint16_t atomic);
   std::uint64_t range_end(std::uint64_t at, std::uint64_t end, std::uint8_t bit, bool set) const;
   void note_ranges();
@@ -87,7 +91,8 @@ class VectorRun {
   // Of checked runs: the UB, who touched it since the last barrier, what this run touched, what is defined.
   const std::uint8_t* ub_ = nullptr;
   ThreadHistory* history_ = nullptr;
-  std::uint8_t* touched_ = nullptr;
+  std::uint8_t* touched_ = nullptr;         // bits of enum Touch per byte
+  std::uint64_t write_mark_ = 0, write_keep_ = ~0ull;  // what a write sets and keeps, for eight bytes
   std::uint8_t* valid_ = nullptr;
   std::uint64_t low_ = ~0ull, high_ = 0;    // touched bytes of UB
   std::uint32_t interval_ = 0;              // between barriers, << 12; threads of one interval are unordered
@@ -95,6 +100,7 @@ class VectorRun {
   bool watched_ = false;                    // usual accesses may be recorded: logged, and no suspect to settle first
   bool log_ = true;                         // false while the function is repeated to find tainted results
   bool read_uninitialised_ = false;
+  bool warned_ = false;
   std::vector<GmRange> gm_;
   std::vector<Undo> undo_;
   struct Suspect { std::uint64_t offset = 0; std::uint32_t bytes = 0; std::uint8_t old[16] = {}; const void* from = nullptr; std::uint32_t other = 0; } suspect_;
@@ -103,6 +109,8 @@ class VectorRun {
 extern constinit thread_local VectorRun* current_vector __attribute__((tls_model("initial-exec")));
 // Reports of the compiler's instrumentation: every load and store of kernel code compiled for checking.
 void kernel_access(const void* address, std::uint64_t bytes, bool write, const void* from);
+// The same of the scalar program, past its data cache.
+void uncached_access(const void* address, std::uint64_t bytes, bool write, const void* from);
 const AccessHooks& access_hooks();
 
 }  // namespace usim

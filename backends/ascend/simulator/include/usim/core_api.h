@@ -10,7 +10,7 @@ enum pipe_t : int { PIPE_S = 0, PIPE_V = 1, PIPE_M = 2, PIPE_MTE1 = 3, PIPE_MTE2
 namespace usim {
 
 // Raised whenever a struct or the table below changes; kernels compiled against another number are refused.
-inline constexpr uint32_t kAbiVersion = 2;
+inline constexpr uint32_t kAbiVersion = 3;
 
 // Every builtin the core executes. The list is instructions.def; nothing else enumerates builtins.
 enum class Op : uint16_t {
@@ -76,6 +76,7 @@ struct Api {
   void (*next_thread)(uint32_t x, uint32_t y, uint32_t z);  // plain SIMT loop, checks only: which thread runs now
   void (*sync_threads)();
   void (*sync_warp)();
+  void (*memory_barrier)();  // SIMD function: loads behind it come after the stores before it
   const WarpValues* (*warp_exchange)(const void* value, uint32_t bytes);
   // Marks [address, address + bytes) as read, written or both by the running vector function or scalar program.
   // Builtins that touch UB or GM call it; plain C++ dereferences are reported by the compiler's instrumentation.

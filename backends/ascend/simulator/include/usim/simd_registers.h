@@ -121,8 +121,13 @@ USIM_TOKEN(kBarrier, SV_ALL, 8) USIM_TOKEN(kBarrier, ST_VLD, 9) USIM_TOKEN(kBarr
 USIM_TOKEN(kBarrier, SS_ALL, 12) USIM_TOKEN(kBarrier, ST_LD, 13) USIM_TOKEN(kBarrier, LD_ST, 14) USIM_TOKEN(kBarrier, ST_ST, 15)
 #undef USIM_TOKEN
 
-// A function runs its accesses in program order here, so the barriers of e.2.9 order nothing.
-template <class T> USIM_INLINE void asc_mem_bar(T) {}
+// A function runs its accesses in program order here (e.2.9); only the check that loads come after stores has to know of
+// barriers, and of those that order loads after stores.
+template <int kind> USIM_INLINE void asc_mem_bar(::usim::Token<::usim::kBarrier, kind>) {
+#ifdef USIM_CHECK
+  if constexpr (kind % 4 <= 1) ::usim::api->memory_barrier();
+#endif
+}
 
 namespace usim {
 template <int width> USIM_INLINE Predicate lowest_lanes(uint32_t n) {
