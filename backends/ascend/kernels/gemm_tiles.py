@@ -83,12 +83,23 @@ def _tiles(
     ]
 
 
-def cost(tiles: Tiles, m: int, n: int, k: int, element: Element, num_cores: int, copies: int = 1) -> float:
+def cost(
+    tiles: Tiles,
+    m: int,
+    n: int,
+    k: int,
+    element: Element,
+    num_cores: int,
+    copies: int = 1,
+    packed: Packed | None = None,
+) -> float:
     """Return cycles of the busiest core, no less than what all cores together need to read the operands once."""
     bits = ELEMENT_BITS[element]
+    operand_bits = {operand: 4 if packed and packed.operand == operand else bits for operand in "ab"}
     rows, columns = min(tiles.m, -(-m // 16) * 16), min(tiles.n, -(-n // 16) * 16)
     depth = min(tiles.k, k)
-    loading = (rows + columns) * depth * bits / 8 / _GM_BYTES_PER_CYCLE
+    a_bytes, b_bytes = rows * depth * operand_bits["a"] / 8, columns * depth * operand_bits["b"] / 8
+    loading = (a_bytes + b_bytes) / _GM_BYTES_PER_CYCLE
     staging = (rows + columns) * depth * bits / 8 / _L1_BYTES_PER_CYCLE
     multiplying = max(rows * columns * depth * bits / _MAC_BITS_PER_CYCLE, staging)
     # Two L1 versions: a load starts when the step before the last has been used up.
@@ -96,7 +107,7 @@ def cost(tiles: Tiles, m: int, n: int, k: int, element: Element, num_cores: int,
     storing = rows * columns * 2 / _STORE_BYTES_PER_CYCLE
     rounds = -(-(copies * -(-m // tiles.m) * -(-n // tiles.n)) // num_cores)
     one = max(-(-k // tiles.k) * step, storing) + _TILE_CYCLES
-    shared = copies * (m + n) * k * bits / 8 / _GM_SHARED_BYTES_PER_CYCLE
+    shared = copies * (m * operand_bits["a"] + n * operand_bits["b"]) * k / 8 / _GM_SHARED_BYTES_PER_CYCLE
     return max(rounds * one, shared) + loading + storing + _GM_LATENCY
 
 
@@ -143,7 +154,7 @@ def choose(
             and one.n % column_multiple == 0
             and fits(one, element, is_scaled, out_bytes, epilogue, packed)
         ]
-        return min((cost(one, m, n, k, element, num_cores, copies), one.m * one.n, one) for one in usable)
+        return min((cost(one, m, n, k, element, num_cores, copies, packed), one.m * one.n, one) for one in usable)
 
     usual = cheapest(_tiles(element, row_multiple, _SHAPES, (_USUAL_DEPTH, _USUAL_DEPTH // 2)))
     if usual[0] < _WORTH_SEARCHING:
