@@ -16,7 +16,7 @@ import torch
 
 from unikernels.backend import Shape
 
-from .kernels import epilogues, expand_fp4
+from .kernels import epilogues
 from .kernels.gemm_tiles import candidates, choose, cost, fits
 from .kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save, tuned_tiles
 from .kernels.gemm_variant import ELEMENT_BITS, Element, GemmVariant, Tiles
@@ -52,13 +52,9 @@ def tune(shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
 
 
 def warmup(shapes: Sequence[Shape], num_processes: int, advance: Advance) -> str:
-    """Build the kernels of the tuned table, or of `shapes`, and the ones that expand FP4."""
+    """Build the kernels of the tuned table, or of `shapes`."""
     keys = list(_keys(shapes)) if shapes else sorted(load(TABLE))
-    kernels = list(
-        dict.fromkeys(
-            [*(_kernel(key, tuned_tiles(key) or _heuristic(key)) for key in keys), *expand_fp4.kernels(NUM_CORES)]
-        )
-    )
+    kernels = list(dict.fromkeys(_kernel(key, tuned_tiles(key) or _heuristic(key)) for key in keys))
     _in_processes(_build, [(kernel,) for kernel in kernels], num_processes, advance)
     return f"{len(kernels)} kernels are built"
 

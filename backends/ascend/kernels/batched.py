@@ -24,7 +24,7 @@ def batched_gemm(problem: BatchedGemmProblem) -> None:
     """D[i] = C[i] + alpha * A[i] @ B[i].T, or their sum."""
     executor = executor_for(problem.d)
     num_cores = CURRENT.num_sms or executor.num_cores()
-    a, b = operands.in_one_format(executor, problem.a, problem.b)
+    a, b = problem.a, problem.b
     copies = 1 if problem.sums_batch else problem.batch
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue)
     gemm = variant_for(a, b, store, num_cores, copies=copies)

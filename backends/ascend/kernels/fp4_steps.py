@@ -12,7 +12,7 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .gemm_variant import C0_BYTES, FP4_REGISTER_ELEMENTS, STREAMED_VERSIONS, GemmVariant
+from .gemm_variant import C0_BYTES, FP4_REGISTER_ELEMENTS, STREAMED_VERSIONS, Packed, Tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +25,9 @@ class Codes:
 
 
 @T.macro
-def code_tiles(variant: GemmVariant, vector_core: Any) -> Codes:
-    """Allocate the tiles of the packed operand."""
-    packed_shape, values_shape = variant.packed.ub_shapes(variant.tiles)
+def code_tiles(operand: Packed, tiles: Tiles, vector_core: Any) -> Codes:
+    """Allocate the tiles of a packed operand."""
+    packed_shape, values_shape = operand.ub_shapes(tiles)
     packed = T.alloc_shared(packed_shape, "uint8")
     values = T.alloc_shared(values_shape, "uint8")
     T.annotate_buffer_versions({packed: STREAMED_VERSIONS, values: STREAMED_VERSIONS})
@@ -35,9 +35,9 @@ def code_tiles(variant: GemmVariant, vector_core: Any) -> Codes:
 
 
 @T.macro
-def expand_tile(variant: GemmVariant, codes: Codes, source: Any, tile: Any, valid: tuple[Any, Any]) -> None:
+def expand_tile(operand: Packed, tiles: Tiles, codes: Codes, source: Any, tile: Any, valid: tuple[Any, Any]) -> None:
     """tile = the FP8 elements of `source`, a region of bytes; zero behind its `valid` rows and columns."""
-    rows, columns = variant.packed.stored_tile(variant.tiles)
+    rows, columns = operand.stored_tile(tiles)
     half = rows // 2
     T.dual_copy(source, codes.packed[:, : columns // 2])
     with T.SimdVF():

@@ -5,6 +5,8 @@ No TileLang here; the program is in gemm_program.py, the choice of tiles in gemm
 
 from __future__ import annotations
 
+from typing import Literal
+
 from unikernels.operations import GemmProblem
 from unikernels.operations.operands import Operand
 from unikernels.settings import CURRENT
@@ -36,7 +38,7 @@ def gemm(problem: GemmProblem) -> None:
         vendor.gemm(problem)
         return
     executor = executor_for(problem.d)
-    a, b = operands.in_one_format(executor, problem.a, problem.b)
+    a, b = problem.a, problem.b
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue, problem.head_splits)
     num_cores = CURRENT.num_sms or executor.num_cores()
     splits = split_k.splits_for(problem, store, num_cores)
@@ -71,7 +73,6 @@ def variant_for(
     """Return the form of one tile, shared by the dense GEMM and every grouping.
 
     Args:
-        a, b: as `in_one_format` returns them.
         store: how the product becomes D.
         rows, depth: rows of A and elements along K in each of `copies` products; all of them if None.
         within: what the rows of a tile must divide.
@@ -115,9 +116,13 @@ def variant_for(
     )
 
 
-def _formats(a: Operand, b: Operand) -> tuple[Element, Packed | None]:
-    """Return the format the cube reads, and the operand that arrives in another one."""
-    if a.kind == b.kind:
-        return a.kind, None
-    assert {a.kind, b.kind} == {"fp4", "fp8"}
-    return "fp8", Packed("a", a.is_k_major) if a.kind == "fp4" else Packed("b", b.is_k_major)
+def _formats(a: Operand, b: Operand) -> tuple[Element, tuple[Packed, ...]]:
+    """Return the format the cube reads, and which operands arrive in another one.
+
+    The cube takes two operands of one format, and FP4 along MN has no proven transposing copy.
+    """
+    if a.kind == b.kind and (a.kind != "fp4" or (a.is_k_major and b.is_k_major)):
+        return a.kind, ()
+    operands: tuple[tuple[Literal["a", "b"], Operand], ...] = (("a", a), ("b", b))
+    assert {a.kind, b.kind} <= {"fp4", "fp8"}
+    return "fp8", tuple(Packed(name, one.is_k_major) for name, one in operands if one.kind == "fp4")

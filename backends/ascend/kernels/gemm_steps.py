@@ -73,7 +73,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class OnChip:
-    """Tiles of A and B in L1 (stored shape) and L0 (rows, k), of their scales and of FP4 codes (None if there are none)."""
+    """Tiles of A and B in L1 (stored shape) and L0 (rows, k), of their scales (None if there are none) and of FP4 codes."""
 
     a1: Any
     b1: Any
@@ -83,7 +83,7 @@ class OnChip:
     sb1: Any = None
     sa0: Any = None
     sb0: Any = None
-    codes: Codes | None = None
+    codes: tuple[Codes, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +163,9 @@ def on_chip_tiles(variant: GemmVariant, vector_core: Any) -> OnChip:
         sa0 = T.alloc_l0a_sf(a0, sf_dtype="int16")
         sb0 = T.alloc_l0b_sf(b0, sf_dtype="int16")
         tiles = OnChip(a1, b1, a0, b0, sa1, sb1, sa0, sb0)
-    T.annotate_buffer_versions({tile: STREAMED_VERSIONS for tile in vars(tiles).values() if tile is not None})
-    if variant.packed is not None:
-        tiles = replace(tiles, codes=code_tiles(variant, vector_core))
+    streamed = [tile for name, tile in vars(tiles).items() if name != "codes" and tile is not None]
+    T.annotate_buffer_versions(dict.fromkeys(streamed, STREAMED_VERSIONS))
+    tiles = replace(tiles, codes=tuple(code_tiles(one, variant.tiles, vector_core) for one in variant.packed))
     return tiles
 
 
@@ -177,7 +177,7 @@ def gm_types(
     Args:
         a_groups, b_groups, d_groups: sizes in front of the last two; all strides but the last are free.
     """
-    M, N, K, KP, KB, MNB = (T.dynamic(name) for name in ("M", "N", "K", "KP", "KB", "MNB"))
+    M, N, K, KP, KB = (T.dynamic(name) for name in ("M", "N", "K", "KP", "KB"))
     if variant.element == "fp4":
         K = KB * 2
 
@@ -187,7 +187,7 @@ def gm_types(
 
     def operand(name: str, groups: tuple[Any, ...], rows: Any, is_k_major: bool) -> Any:
         if variant.element == "fp4" or _is_packed(variant, name):
-            return T.Tensor((*groups, *((rows, KB) if is_k_major else (K, MNB))), "uint8")
+            return T.Tensor((*groups, *((rows, KB) if is_k_major else (K, T.dynamic(f"bytes_{name}")))), "uint8")
         return strided(name, groups, *((rows, K) if is_k_major else (K, rows)), DTYPES[variant.element])
 
     a, b = operand("a", a_groups, M, variant.a_is_k_major), operand("b", b_groups, N, variant.b_is_k_major)
@@ -245,8 +245,7 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
     for outer in T.Pipelined(steps if source.entries is None else steps * source.entries, num_stages=2):
         part = source if source.entries is None else source.entry(outer // steps)
         done = outer * bk if source.entries is None else outer % steps * bk
-        if variant.packed is not None:
-            expand_tile(variant, tiles.codes, *_packed_operand(variant, tiles, part, at, at.k + done))
+        _expand(variant, tiles, part, at, at.k + done)
         with T.Task():
             _load(variant, tiles, part, at, done)
         pairs = T.min(T.ceildiv(at.depth - done, PAIR), bk // PAIR)
@@ -261,7 +260,7 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
 
 @T.macro
 def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, done: Any) -> None:
-    """GM -> L1: whole tiles of both operands (a packed one takes another way) and their scales, `done` elements behind the
+    """GM -> L1: whole tiles of both operands (packed ones take another way) and their scales, `done` elements behind the
     start of K.
     """
     bm, bn, bk = variant.tiles.m, variant.tiles.n, variant.tiles.k
@@ -277,21 +276,23 @@ def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, done: 
 
 
 def _is_packed(variant: GemmVariant, operand: str) -> bool:
-    return variant.packed is not None and variant.packed.operand == operand
+    return any(one.operand == operand for one in variant.packed)
 
 
-def _packed_operand(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any) -> tuple[Any, ...]:
-    """Return the bytes of the packed operand's tile in GM, its tile in L1, and the rows and columns that are valid."""
-    matrix, mn, tile = (source.a, at.m, tiles.a1) if _is_packed(variant, "a") else (source.b, at.n, tiles.b1)
-    rows, columns = variant.packed.stored_tile(variant.tiles)
-    left = at.k + at.depth - k
-    if at.is_part_of_k:  # the range of an empty group lies behind the operand
-        left = T.min(left, (2 * matrix.buffer.shape[-1] if variant.packed.is_k_major else matrix.buffer.shape[-2]) - k)
-    if variant.packed.is_k_major:
-        valid = matrix.buffer.shape[-2] - mn, left
-        return matrix.block(mn, rows, k // 2, columns // 2), tile, valid
-    valid = left, 2 * matrix.buffer.shape[-1] - mn
-    return matrix.block(k, rows, mn // 2, columns // 2), tile, valid
+def _expand(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any) -> None:
+    """GM -> L1: tiles of packed operands."""
+    for packed, codes in zip(variant.packed, tiles.codes, strict=True):
+        matrix, mn, tile = (source.a, at.m, tiles.a1) if packed.operand == "a" else (source.b, at.n, tiles.b1)
+        rows, columns = packed.stored_tile(variant.tiles)
+        stored_rows, stored_columns = matrix.buffer.shape[-2], 2 * matrix.buffer.shape[-1]
+        left = at.k + at.depth - k
+        if at.is_part_of_k:  # the range of an empty group lies behind the operand
+            left = T.min(left, (stored_columns if packed.is_k_major else stored_rows) - k)
+        if packed.is_k_major:
+            region, valid = matrix.block(mn, rows, k // 2, columns // 2), (stored_rows - mn, left)
+        else:
+            region, valid = matrix.block(k, rows, mn // 2, columns // 2), (left, stored_columns - mn)
+        expand_tile(packed, variant.tiles, codes, region, tile, valid)
 
 
 def trimmed(D: Matrix, axis: int, start: Any) -> Any:

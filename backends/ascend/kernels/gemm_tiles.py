@@ -33,7 +33,7 @@ _TILE_CYCLES = 200  # what filling and draining the pipes leaves exposed per til
 
 
 def footprint(
-    tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, packed: Packed | None = None
+    tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, packed: tuple[Packed, ...] = ()
 ) -> dict[str, int]:
     """Return the bytes each on-chip memory needs, all buffer versions counted."""
     bits = ELEMENT_BITS[element]
@@ -43,7 +43,7 @@ def footprint(
     product = 0 if epilogue == "store" else 4
     stored = {"store": 0, "add": 2, "accumulate": 2}.get(epilogue, 1) * out_bytes
     scale_bytes = half // 32 if epilogue == "quantise" else 0
-    expanded = sum(math.prod(shape) for shape in packed.ub_shapes(tiles)) if packed else 0
+    expanded = sum(math.prod(shape) for one in packed for shape in one.ub_shapes(tiles))
     return {
         "L1": STREAMED_VERSIONS * (data + scales),
         "L0A": STREAMED_VERSIONS * tiles.m * tiles.k_step * bits // 8,
@@ -54,7 +54,7 @@ def footprint(
 
 
 def fits(
-    tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, packed: Packed | None = None
+    tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, packed: tuple[Packed, ...] = ()
 ) -> bool:
     """Return whether all buffers of a kernel fit on chip."""
     needed = footprint(tiles, element, is_scaled, out_bytes, epilogue, packed)
@@ -91,11 +91,11 @@ def cost(
     element: Element,
     num_cores: int,
     copies: int = 1,
-    packed: Packed | None = None,
+    packed: tuple[Packed, ...] = (),
 ) -> float:
     """Return cycles of the busiest core, no less than what all cores together need to read the operands once."""
     bits = ELEMENT_BITS[element]
-    operand_bits = {operand: 4 if packed and packed.operand == operand else bits for operand in "ab"}
+    operand_bits = {"a": bits, "b": bits} | {one.operand: ELEMENT_BITS["fp4"] for one in packed}
     rows, columns = min(tiles.m, -(-m // 16) * 16), min(tiles.n, -(-n // 16) * 16)
     depth = min(tiles.k, k)
     a_bytes, b_bytes = rows * depth * operand_bits["a"] / 8, columns * depth * operand_bits["b"] / 8
@@ -130,7 +130,7 @@ def choose(
     copies: int = 1,
     within: int | None = None,
     column_multiple: int = 16,
-    packed: Packed | None = None,
+    packed: tuple[Packed, ...] = (),
 ) -> Tiles:
     """Return the cheapest tile sizes that fit; the smallest of equally cheap ones.
 
@@ -142,7 +142,7 @@ def choose(
         copies: products of this shape that are computed together (groups, batch entries).
         within: what the rows of A in a tile must divide; None allows any.
         column_multiple: what the columns of a tile of D must be a multiple of.
-        packed: the operand that is read as FP4.
+        packed: operands that are read as FP4.
     """
     m = row_class(m)
 

@@ -83,7 +83,7 @@ class GemmVariant:
         sfd: dtype of the scale words of an FP8 D (quantise).
         counts_clamped: whether clamped values are counted (quantise).
         run: columns that stay together (heads).
-        packed: the operand that arrives as FP4 and becomes FP8 on its way to the cube; None if neither.
+        packed: operands that arrive as FP4 and become FP8 on their way to the cube.
     """
 
     element: Element
@@ -97,7 +97,7 @@ class GemmVariant:
     sfd: str = "int16"
     counts_clamped: bool = False
     run: int = 0
-    packed: Packed | None = None
+    packed: tuple[Packed, ...] = ()
 
     @property
     def word_columns(self) -> int:

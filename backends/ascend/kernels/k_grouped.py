@@ -25,7 +25,7 @@ def k_grouped_gemm(problem: KGroupedGemmProblem) -> None:
     """D[g] = C[g] + alpha * A_g @ B_g.T."""
     executor, layout = executor_for(problem.d), problem.layout
     num_cores = CURRENT.num_sms or executor.num_cores()
-    a, b = operands.in_one_format(executor, problem.a, problem.b)
+    a, b = problem.a, problem.b
     depth = -(-problem.k // problem.num_groups)
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue)
     gemm = variant_for(a, b, store, num_cores, depth=depth, copies=problem.num_groups)

@@ -25,7 +25,7 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
     """D[row] = alpha * A[row] @ B[group of row].T."""
     executor, layout = executor_for(problem.d), problem.layout
     num_cores = CURRENT.num_sms or executor.num_cores()
-    a, b = operands.in_one_format(executor, problem.a, problem.b)
+    a, b = problem.a, problem.b
     store = epilogues.store(problem.d, None, problem.alpha, problem.epilogue)
     gemm = variant_for(
         a,

@@ -5,8 +5,6 @@ No TileLang here, and no choice of a kernel.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,6 @@ from unikernels.scale_layouts import ScaleFormat, is_power_of_two
 
 from ..runtime.executor import Executor
 from . import scales
-from .expand_fp4 import expand_fp4
 
 #: TileLang dtypes of outputs.
 OUT = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -47,26 +44,6 @@ def _scales_reason(name: str, operand: Operand, rows: GroupLayout | None, column
         f"it multiplies by powers of two (UE8M0 scales), and the float32 scales of {name} hold other values; quantise "
         f"with use_ue8m0=True"
     )
-
-
-def in_one_format(executor: Executor, a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Return operands a GEMM program takes: FP4 becomes FP8 if both are FP4 and not both K-major.
-
-    FP4 along MN has no proven transposing copy. FP4 next to FP8 stays: programs turn it into FP8 on its way to the cube.
-    """
-    if a.kind != b.kind or (a.is_k_major and b.is_k_major):
-        return a, b
-    return _as_fp8(executor, a), _as_fp8(executor, b)
-
-
-def _as_fp8(executor: Executor, operand: Operand) -> Operand:
-    """Return an FP4 operand as FP8 with the same values and scales; others as they are."""
-    if operand.kind != "fp4":
-        return operand
-    codes = operand.data if operand.is_k_major else operand.data.mT
-    expanded = expand_fp4(executor, codes.reshape(-1, codes.shape[-1]))
-    expanded = expanded.view(*codes.shape[:-1], 2 * codes.shape[-1])
-    return replace(operand, data=expanded if operand.is_k_major else expanded.mT, kind="fp8")
 
 
 def stored(operand: Operand) -> Tensor:

@@ -75,7 +75,6 @@ def test_cpu_tensors_meet_a_forced_npu(set_executor):
 
 def test_npu_executor_compiles_each_variant_once(monkeypatch):
     """A stand-in for TileLang's compiler: what it is given, and that launches pass the arguments on in order."""
-    from unikernels.backends.ascend.kernels.expand_fp4 import expand_fp4
     from unikernels.backends.ascend.runtime import kernel, npu
 
     compiled, launched = [], []
@@ -85,13 +84,11 @@ def test_npu_executor_compiles_each_variant_once(monkeypatch):
     monkeypatch.setattr(kernel.Kernel, "build", lambda self: self.program)
     monkeypatch.setattr(npu.NpuExecutor, "num_cores", lambda self: 4)
     runner = npu.NpuExecutor()
-    for rows in (2, 3):
-        result = expand_fp4(runner, torch.zeros(rows, 5, dtype=torch.int8))
-        assert result.shape == (rows, 10)
-        assert result.dtype is torch.float8_e4m3fn
-    assert compiled == [("expand_fp4_program", "ascend")]
-    assert [len(codes) for codes, _ in launched] == [10, 15]
-    assert all(codes.dtype is torch.uint8 and pairs.dtype is torch.uint16 for codes, pairs in launched)
+    a, b = torch.zeros(2), torch.zeros(3)
+    for variant, given in (("one", (a, b, 0.5)), ("one", (b, a, 2)), ("two", (a,))):
+        runner.run(kernel.Kernel("gemm_program", variant), *given)
+    assert compiled == [("gemm_program", "ascend")] * 2
+    assert launched == [(a, b, 0.5), (b, a, 2), (a,)]
 
 
 _SECOND_PROCESS = """

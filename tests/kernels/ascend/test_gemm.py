@@ -8,7 +8,6 @@ import torch
 import unikernels as uk
 from unikernels.backends.ascend.kernels import gemm_tiles
 from unikernels.errors import UnsupportedOperationError
-from unikernels.operations.gemm import E2M1_VALUES
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
@@ -140,13 +139,3 @@ def test_rows_do_not_depend_on_their_neighbours(ascend):
             assert torch.equal(part, whole[first:last]), (first, last)
     finally:
         uk.use_deterministic_algorithms(before)
-
-
-def test_large_fp4_operands_are_expanded_in_large_blocks(ascend):
-    from unikernels.backends.ascend.kernels.expand_fp4 import expand_fp4
-    from unikernels.backends.ascend.runtime.executor import executor_for
-
-    codes = torch.arange(64 * 32768 + 256, dtype=torch.int32).to(torch.uint8).view(torch.int8).view(-1, 128)
-    nibbles = torch.stack([codes.view(torch.uint8) & 15, codes.view(torch.uint8) >> 4], -1).view(codes.shape[0], 256)
-    expanded = expand_fp4(executor_for(codes), codes)
-    assert torch.equal(expanded.float(), torch.tensor(E2M1_VALUES)[nibbles.int()])
