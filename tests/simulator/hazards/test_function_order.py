@@ -81,7 +81,7 @@ SYNC = "asc_syncthreads();"
 def test_atomic_and_plain_accesses_of_different_threads_conflict(run_ascend):
     with pytest.raises(RaceError, match="atomically updates UB byte 0, which thread 0 uses in a plain access"):
         simt(run_ascend, ZEROS + COUNT + SYNC + READ)
-    with pytest.raises(RaceError, match="UB byte 0(, which thread 0 uses)? in a plain access"):
+    with pytest.raises(RaceError, match=r"UB byte 0(, which thread 0 uses)? in a plain access"):
         simt(run_ascend, ZEROS + SYNC + COUNT + READ)
     with pytest.raises(
         RaceError, match="writes UB byte 0 in a plain access, while several threads update it atomically"
