@@ -12,7 +12,7 @@ import tilelang.ascend.language as T
 
 from .epilogue_steps import Outputs, epilogue_tiles, store_tile
 from .gathered_k_variant import GatheredKVariant
-from .gemm_steps import Matrix, Place, Source, banded, gm_types, multiply_tile, on_chip_tiles
+from .gemm_steps import Matrix, Place, Source, banded, ending_at, gm_types, multiply_tile, on_chip_tiles
 from .gemm_variant import PAIR
 
 
@@ -39,7 +39,7 @@ def build(variant: GatheredKVariant) -> Any:
         with T.MixedKernel(cores) as (core, vector_core):
             tiles = on_chip_tiles(gemm, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(gemm)
+            halves = epilogue_tiles(gemm, vector_core)
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             turn = T.alloc_var("int32")  # core that takes the next tile
@@ -53,12 +53,7 @@ def build(variant: GatheredKVariant) -> Any:
                     k = T.max(T.min(starts[g], stop), 0)
                     depth = T.max(stop - k, PAIR)  # an empty group multiplies zeros
                     first = (core + cores - turn) % cores
-                source = Source(
-                    Matrix(T.Tensor((stop, M), "bfloat16", A.data)),
-                    Matrix(T.Tensor((stop, N), "bfloat16", B.data)),
-                    None,
-                    None,
-                )
+                source = Source(Matrix(ending_at(A, stop)), Matrix(ending_at(B, stop)), None, None)
                 for step in range(T.ceildiv(rows * columns - first, cores)):
                     m, n = banded(gemm, step * cores + first, rows, columns, 0)
                     T.assume(m >= 0 and m < M)

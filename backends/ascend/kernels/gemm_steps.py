@@ -204,6 +204,17 @@ def elements(variant: GemmVariant, operand: Any, *shape: Any) -> Any:
     return T.view(operand, shape, dtype=DTYPES["fp4"]) if variant.element == "fp4" else operand
 
 
+def ending_at(operand: Any, rows: Any) -> Any:
+    """Return a tensor in GM as if it had `rows` rows only, so that copies end there and fill tiles with zeros behind."""
+    *groups, _, columns = operand.shape
+    strides = list(operand.strides)
+    if not strides:
+        strides = [columns, 1]
+        for size in reversed(operand.shape[1:-1]):
+            strides.insert(0, strides[0] * size)
+    return T.StridedTensor((*groups, rows, columns), tuple(strides), operand.dtype, data=operand.data)
+
+
 @T.macro
 def banded(variant: GemmVariant, index: Any, rows: Any, columns: Any, start: Any) -> tuple[Any, Any]:
     """Return first row and column of the index-th of rows x columns tiles, the first of which is at row `start`.

@@ -34,7 +34,7 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
         num_cores,
         rows=_rows_per_group(problem),
         copies=problem.num_groups,
-        within=layout.alignment,
+        within=layout.alignment if layout.kind == "index" else None,
     )
     executor.run(
         Kernel("m_grouped_program", MGroupedVariant(gemm, layout.kind, layout.alignment)),

@@ -11,7 +11,7 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .epilogue_steps import Outputs, epilogue_tiles, store_tile
-from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
+from .gemm_steps import Matrix, Place, Source, banded, elements, ending_at, gm_types, multiply_tile, on_chip_tiles
 from .m_grouped_variant import MGroupedVariant
 
 
@@ -19,8 +19,10 @@ def build(variant: MGroupedVariant) -> Any:
     """Return the prim_func of a variant: D[row] = epilogue(A[row] @ B[group of row].T), dynamic in all sizes.
 
     Its arguments are always (A, B, SA, SB, D, layout, factor): A and D [M, ..], or [G, M, ..] for the masked layout; B
-    [G, ..]; scales as in the dense program, with the same leading sizes. Tiles lie within aligned groups and are stored
-    whole: rows behind a group's end, up to the next aligned start, receive products of whatever A holds there.
+    [G, ..]; scales as in the dense program, with the same leading sizes.
+
+    Groups that say how long they are see an A and a D that end where they do: nothing behind is read or written. Tiles of
+    labelled rows lie within aligned blocks and are stored whole.
     """
     gemm = variant.gemm
     G = T.dynamic("G")
@@ -73,15 +75,17 @@ def build(variant: MGroupedVariant) -> Any:
                             stop = T.min(layout[g], M)
                         count = T.ceildiv(stop - start, bm) * columns
                         first = (core + cores - turn) % cores
+                    end = T.max(stop, 0)
+                    slab = (g,) if variant.layout == "masked" else ()
+                    own_a, own_d = Matrix(ending_at(a, end), slab), Matrix(ending_at(D, end), slab)
+                    source = Source(own_a, Matrix(b, (g,)), Matrix(SA, slab), Matrix(SB, (g,)))
                     for step in range(T.ceildiv(count - first, cores)):
                         m, n = banded(gemm, step * cores + first, T.ceildiv(stop - start, bm), columns, start)
-                        T.assume(m >= 0 and m < M)
+                        T.assume(m >= 0 and m < end)
                         T.assume(n >= 0 and n < N)
                         at = Place(m, n, 0, K)
-                        slab = (g,) if variant.layout == "masked" else ()
-                        source = Source(Matrix(a, slab), Matrix(b, (g,)), Matrix(SA, slab), Matrix(SB, (g,)))
-                        multiply_tile(gemm, tiles, c0, source, Matrix(D, slab), at)
-                        store_tile(gemm, c0, halves, Outputs(Matrix(D, slab), columns=N, factor=factor), at)
+                        multiply_tile(gemm, tiles, c0, source, own_d, at)
+                        store_tile(gemm, c0, halves, Outputs(own_d, columns=N, factor=factor), at)
                     turn = (turn + count) % cores
 
     return m_grouped_gemm

@@ -15,7 +15,7 @@ class MGroupedVariant:
     Attributes:
         gemm: the form of one tile.
         layout: what says which rows are whose (see `GroupLayout`).
-        alignment: of group starts, in rows; a multiple of the tile's rows, so that a tile lies in one group.
+        alignment: of group starts, in rows; for labelled rows a multiple of the tile's, so that a tile lies in one group.
     """
 
     gemm: GemmVariant

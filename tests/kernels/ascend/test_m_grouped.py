@@ -96,6 +96,8 @@ def test_groups_are_exact(ascend, small_integers, quantised, layout, kinds, b_la
     assert torch.equal(d[problem.valid], problem.product.to(out)[problem.valid])
     if layout == "psum":
         assert (d[~problem.valid] == 0).all()  # although A holds NaN there
+    if layout == "masked":
+        assert (d[~problem.valid] == 7).all()
 
 
 def test_alpha(ascend, small_integers, quantised):
@@ -118,6 +120,12 @@ def test_rows_after_the_last_group_keep_their_content(ascend, small_integers):
         assert torch.equal(frame[:, 2:68], expected.bfloat16())
         assert (frame[:, :2] == 7).all()
         assert (frame[:, 68:] == 7).all()
+    frame.fill_(7)
+    uk.m_grouped_bf16_gemm_nt_contiguous(
+        a, b, frame[:, 2:68], int32(3, 300), use_psum_layout=True, ensure_zero_padding=False
+    )
+    assert (frame[3:256] == 7).all()  # stores end where groups do
+    assert (frame[300:] == 7).all()
 
 
 def test_padding_may_stand_between_the_rows_of_a_group(ascend, small_integers):
