@@ -35,10 +35,7 @@ def test_results_do_not_depend_on_the_interleaving(demos, name, seed):
     demo = demos[name]
     demo.tensors[-1].fill_(float("nan"))
     simulate(demo.kernel, *demo.tensors, seed=seed)
-    if demo.exact:
-        assert torch.equal(demo.tensors[-1], demo.expected)
-    else:
-        torch.testing.assert_close(demo.tensors[-1], demo.expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(demo.tensors[-1], demo.expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,4 +51,16 @@ def test_checks_off_gives_the_same_numbers(demos):
     for demo in demos.values():
         demo.tensors[-1].fill_(float("nan"))
         simulate(demo.kernel, *demo.tensors, check="off")
-        torch.testing.assert_close(demo.tensors[-1], demo.expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(demo.tensors[-1], demo.expected)
+
+
+def test_the_script_draws_every_kernel(example, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["simulate_kernels.py", "--out", str(tmp_path)])
+    example.main()
+    told = capsys.readouterr().out
+    assert told.count("equal to torch, bit for bit; no hazards") == len(NAMES)
+    assert told.count("caught (") == sum(len(demo.faults) for demo in example.demos())
+    for name in NAMES:
+        picture = tmp_path / (name.replace(" ", "_") + ".png")
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.with_suffix(".json").stat().st_size > 0
