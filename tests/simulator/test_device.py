@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 
 import pytest
 import torch
@@ -205,3 +206,38 @@ def test_an_error_inside_still_restores_everything():
         raise ZeroDivisionError
     assert torch.device is real
     assert torch.randn(2).device.type == "cpu"
+
+
+def test_tuning_picks_by_predicted_time_and_is_forgotten():
+    @tilelang.autotune(configs=[{"block": 64}, {"block": 1024}], warmup=1, rep=2)
+    @tilelang.jit(target="ascend", out_idx=[-1])
+    def double(n, block=64):
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(n // block) as core:
+                a = T.alloc_shared((block,), "float32")
+                T.copy(A[core * block : core * block + block], a)
+                with T.SimtVF(threads=64):
+                    for i in T.Parallel(block):
+                        a[i] = a[i] * 2.0
+                T.copy(a, B[core * block : core * block + block])
+
+        return main
+
+    with simulated_device():
+        kernel = double(16384)
+        x = torch.randn(16384, device="npu")
+        assert torch.equal(kernel(x), x * 2)
+        assert kernel.config == {"block": 1024}
+        assert 0 < kernel.latency < 1
+        assert double._tuner_cache
+    assert not double._tuner_cache
+
+
+def test_threads_started_inside_see_the_device():
+    made = []
+    with simulated_device():
+        thread = threading.Thread(target=lambda: made.append(torch.zeros(2, device="npu")))
+        thread.start()
+        thread.join()
+    assert made[0].device.type == "cpu"

@@ -108,6 +108,31 @@ def _compile_for_the_simulator(session: SimulatedDevice) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _tuning_forgotten() -> Iterator[None]:
+    # What TileLang's tuner finds inside a session stays there: nothing is kept on disk, in memory or in its functions.
+    tuner = importlib.import_module("tilelang.autotuner.tuner")
+    original = tuner.AutoTuneImpl.get_tunner
+    used: list[Any] = []
+
+    def get_tunner(self: Any) -> Any:
+        used.append(self)
+        return original(self)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(tuner.AutoTuneImpl, "get_tunner", get_tunner))
+        stack.enter_context(patched(tuner.AutoTuner, "_memory_cache", {}))
+        stack.enter_context(patched(tuner.AutoTuner, "_load_result_from_disk", lambda self, key: None))
+        stack.enter_context(patched(tuner.AutoTuner, "_save_result_to_disk", lambda self, key, result: None))
+        try:
+            yield
+        finally:
+            for function in used:
+                cache = function._tuner_cache
+                for key in [k for k, (kernel, _) in cache.items() if isinstance(kernel, SimulatedKernel)]:
+                    del cache[key]
+
+
+@contextlib.contextmanager
 def _predicted_benchmarks(session: SimulatedDevice) -> Iterator[None]:
     bench = predicted_bench(session)
     profiler, details = importlib.import_module("tilelang.profiler"), importlib.import_module("tilelang.profiler.bench")
@@ -139,5 +164,10 @@ def simulated_device(**options: Any) -> Iterator[SimulatedDevice]:
         print(device.reports[-1])
     """
     session = SimulatedDevice(options)
-    with npu_in_torch(session), _compile_for_the_simulator(session), _predicted_benchmarks(session):
+    with (
+        npu_in_torch(session),
+        _compile_for_the_simulator(session),
+        _tuning_forgotten(),
+        _predicted_benchmarks(session),
+    ):
         yield session

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -165,6 +166,19 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _npu_means_cpu() -> Iterator[None]:
+    """In this thread and those started during the block; torch keeps modes per thread."""
+    original = threading.Thread.run
+
+    def run(self: threading.Thread) -> None:
+        with _NpuMeansCpu():
+            original(self)
+
+    with _NpuMeansCpu(), patched(threading.Thread, "run", run):
+        yield
+
+
+@contextlib.contextmanager
 def npu_in_torch(session: SimulatedDevice) -> Iterator[None]:
     """torch as code for an Ascend device expects it, for the time of the block."""
     npu = _npu_module(session)
@@ -177,7 +191,7 @@ def npu_in_torch(session: SimulatedDevice) -> Iterator[None]:
         stack.enter_context(patched(torch.Tensor, "is_npu", True))
         if not torch.cuda.is_available():  # TileLang's comparisons call it whatever the device is
             stack.enter_context(patched(torch.cuda, "synchronize", lambda *args, **kwargs: None))
-        stack.enter_context(_NpuMeansCpu())
+        stack.enter_context(_npu_means_cpu())
         known = {name: sys.modules.get(name) for name in ("torch_npu", "torch.npu")}
         sys.modules["torch_npu"], sys.modules["torch.npu"] = torch_npu, npu
         try:
