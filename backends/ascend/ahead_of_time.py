@@ -26,7 +26,7 @@ from .runtime.kernel import Kernel
 Advance = Callable[[int, int], None]
 #: What shapes from the command line are tuned and built for: K-major operands, bfloat16 output.
 _ELEMENTS: tuple[Element, ...] = ("bf16", "fp8", "fp4")
-_TRIED = 4  # candidates per shape, the cheapest ones of the heuristic's model
+_TRIED = 4  # of the cheapest candidates by the heuristic's model
 
 
 def tune(shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
@@ -71,10 +71,11 @@ def _heuristic(key: TunedKey) -> Tiles:
 
 
 def _candidates(key: TunedKey) -> list[Tiles]:
-    """The heuristic's choice and the cheapest others that fit."""
+    """The heuristic's choice, the cheapest others that fit, and the cheapest for every depth along K."""
     usable = [one for one in candidates(key.element) if fits(one, key.element, key.is_scaled, 2, "store")]
     usable.sort(key=lambda one: (cost(one, key.m, key.n, key.k, key.element, key.num_cores), one))
-    return list(dict.fromkeys([_heuristic(key), *usable[:_TRIED]]))
+    of_depth = {one.k: one for one in reversed(usable)}
+    return list(dict.fromkeys([_heuristic(key), *usable[:_TRIED], *of_depth.values()]))
 
 
 def _kernel(key: TunedKey, tiles: Tiles) -> Kernel:
