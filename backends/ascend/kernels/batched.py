@@ -30,8 +30,8 @@ def batched_gemm(problem: BatchedGemmProblem) -> None:
     gemm = variant_for(a, b, store, num_cores, copies=copies)
     executor.run(
         Kernel("batched_program", BatchedVariant(gemm, problem.sums_batch)),
-        operands.stored(a),
-        operands.stored(b),
+        operands.stored(a, gemm.element),
+        operands.stored(b, gemm.element),
         operands.scale_words(executor, a),
         operands.scale_words(executor, b),
         *store.arguments(),

@@ -5,8 +5,6 @@ No TileLang here; the program is in gemm_program.py, the choice of tiles in gemm
 
 from __future__ import annotations
 
-from typing import Literal
-
 from unikernels.operations import GemmProblem
 from unikernels.operations.operands import Operand
 from unikernels.settings import CURRENT
@@ -17,7 +15,7 @@ from . import epilogues, operands, split_k, vendor
 from .epilogues import Store
 from .gemm_tiles import choose, transposed_row_multiple
 from .gemm_tuned import TunedKey, tuned_tiles
-from .gemm_variant import Element, GemmVariant, Packed
+from .gemm_variant import GemmVariant
 
 
 def why_not(problem: GemmProblem) -> str | None:
@@ -50,8 +48,8 @@ def gemm(problem: GemmProblem) -> None:
     variant = variant_for(a, b, store, num_cores)
     executor.run(
         Kernel("gemm_program", variant),
-        operands.stored(a),
-        operands.stored(b),
+        operands.stored(a, variant.element),
+        operands.stored(b, variant.element),
         operands.scale_words(executor, a),
         operands.scale_words(executor, b),
         *store.arguments(),
@@ -77,7 +75,7 @@ def variant_for(
         rows, depth: rows of A and elements along K in each of `copies` products; all of them if None.
         within: what the rows of a tile must divide.
     """
-    element, packed = _formats(a, b)
+    element, packed = operands.formats(a, b)
     is_scaled = a.scales is not None
     row_multiple = 16 if a.is_k_major and b.is_k_major else transposed_row_multiple(element)
     tiles = None
@@ -114,15 +112,3 @@ def variant_for(
         store.run,
         packed,
     )
-
-
-def _formats(a: Operand, b: Operand) -> tuple[Element, tuple[Packed, ...]]:
-    """Return the format the cube reads, and which operands arrive in another one.
-
-    The cube takes two operands of one format, and FP4 along MN has no proven transposing copy.
-    """
-    if a.kind == b.kind and (a.kind != "fp4" or (a.is_k_major and b.is_k_major)):
-        return a.kind, ()
-    operands: tuple[tuple[Literal["a", "b"], Operand], ...] = (("a", a), ("b", b))
-    assert {a.kind, b.kind} <= {"fp4", "fp8"}
-    return "fp8", tuple(Packed(name, one.is_k_major) for name, one in operands if one.kind == "fp4")

@@ -19,8 +19,8 @@ def build(variant: GemmVariant) -> Any:
     """Return the prim_func of a variant: D = epilogue(A @ B.T), dynamic in M, N and K.
 
     Its arguments are always (A, B, SA, SB, C, D, SFD, count, factor, head, middle, right). Scales are int16
-    [ceil(K / 64), mn], or one unused word; FP4 operands are bytes [mn, K / 2] without pitch. C and what comes after D belong
-    to the epilogue, see `Outputs`, and are otherwise unused.
+    [ceil(K / 64), mn], or one unused word; FP4 operands are bytes [mn, K / 2], without pitch where the cube reads FP4.
+    C and what comes after D belong to the epilogue, see `Outputs`, and are otherwise unused.
     """
     a_type, b_type, sa_type, sb_type, c_type, d_type, sfd_type, M, N, K = gm_types(variant)
     bm, bn, cores = variant.tiles.m, variant.tiles.n, variant.num_cores

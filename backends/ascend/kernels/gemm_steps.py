@@ -186,8 +186,10 @@ def gm_types(
         return T.StridedTensor((*groups, rows, columns), (*outer, T.dynamic(f"ld{name}"), 1), dtype)
 
     def operand(name: str, groups: tuple[Any, ...], rows: Any, is_k_major: bool) -> Any:
-        if variant.element == "fp4" or _is_packed(variant, name):
-            return T.Tensor((*groups, *((rows, KB) if is_k_major else (K, T.dynamic(f"bytes_{name}")))), "uint8")
+        if variant.element == "fp4":
+            return T.Tensor((*groups, rows, KB), "uint8")
+        if _is_packed(variant, name):
+            return strided(name, groups, *((rows, KB) if is_k_major else (K, T.dynamic(f"bytes_{name}"))), "uint8")
         return strided(name, groups, *((rows, K) if is_k_major else (K, rows)), DTYPES[variant.element])
 
     a, b = operand("a", a_groups, M, variant.a_is_k_major), operand("b", b_groups, N, variant.b_is_k_major)

@@ -31,8 +31,8 @@ def k_grouped_gemm(problem: KGroupedGemmProblem) -> None:
     gemm = variant_for(a, b, store, num_cores, depth=depth, copies=problem.num_groups)
     executor.run(
         Kernel("k_grouped_program", KGroupedVariant(gemm, layout.kind, layout.alignment)),
-        operands.stored(a),
-        operands.stored(b),
+        operands.stored(a, gemm.element),
+        operands.stored(b, gemm.element),
         operands.scale_words(executor, a, columns=layout),
         operands.scale_words(executor, b, columns=layout),
         store.c,

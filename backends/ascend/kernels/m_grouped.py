@@ -38,8 +38,8 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
     )
     executor.run(
         Kernel("m_grouped_program", MGroupedVariant(gemm, layout.kind, layout.alignment)),
-        operands.stored(a),
-        operands.stored(b),
+        operands.stored(a, gemm.element),
+        operands.stored(b, gemm.element),
         operands.scale_words(executor, a, layout),
         operands.scale_words(executor, b),
         store.d,

@@ -5,6 +5,8 @@ No TileLang here, and no choice of a kernel.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from unikernels.scale_layouts import ScaleFormat, is_power_of_two
 
 from ..runtime.executor import Executor
 from . import scales
+from .gemm_variant import Element, Packed
 
 #: TileLang dtypes of outputs.
 OUT = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -46,11 +49,28 @@ def _scales_reason(name: str, operand: Operand, rows: GroupLayout | None, column
     )
 
 
-def stored(operand: Operand) -> Tensor:
-    """Return the data as it lies in memory: [.., mn, k], or [.., k, mn]; FP4 as bytes of two, without pitch."""
+def formats(a: Operand, b: Operand) -> tuple[Element, tuple[Packed, ...]]:
+    """Return the format the cube reads, and which operands arrive in another one.
+
+    The cube takes two operands of one format, and FP4 along MN has no proven transposing copy.
+    """
+    if a.kind == b.kind and (a.kind != "fp4" or (a.is_k_major and b.is_k_major)):
+        return a.kind, ()
+    assert {a.kind, b.kind} <= {"fp4", "fp8"}
+    operands: tuple[tuple[Literal["a", "b"], Operand], ...] = (("a", a), ("b", b))
+    return "fp8", tuple(Packed(name, one.is_k_major) for name, one in operands if one.kind == "fp4")
+
+
+def stored(operand: Operand, element: Element | None = None) -> Tensor:
+    """Return the data as it lies in memory: [.., mn, k], or [.., k, mn]; FP4 as bytes of two.
+
+    Args:
+        element: what the cube reads. FP4 elements are a view of the bytes, which allows no pitch.
+    """
+    data = operand.data if operand.is_k_major else operand.data.mT
     if operand.kind == "fp4":
-        return canonical((operand.data if operand.is_k_major else operand.data.mT).view(torch.uint8))
-    return unit_rows(operand.data if operand.is_k_major else operand.data.mT)
+        data = data.view(torch.uint8)
+    return canonical(data) if element == "fp4" else unit_rows(data)
 
 
 def scale_words(

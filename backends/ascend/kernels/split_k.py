@@ -20,7 +20,7 @@ from . import epilogues, operands
 from .batched_variant import BatchedVariant
 from .epilogues import Store
 from .gemm_tiles import choose, cost, row_class
-from .gemm_variant import PAIR, Element, GemmVariant
+from .gemm_variant import PAIR, Element, GemmVariant, Packed
 from .sum_splits_variant import SumSplitsVariant
 
 _SPLITS = (2, 4, 8, 16)
@@ -33,17 +33,22 @@ def splits_for(problem: GemmProblem, store: Store, num_cores: int) -> int:
     """Return into how many parts K is divided; 1 leaves it whole."""
     a, b = problem.a, problem.b
     is_plain = store.epilogue == "store" and problem.head_splits is None and problem.d.is_contiguous()
-    if CURRENT.is_deterministic or not is_plain or a.kind != b.kind or a.kind == "fp4":
+    element, packed = operands.formats(a, b)
+    if CURRENT.is_deterministic or not is_plain or element == "fp4":
         return 1
-    return _cheapest(problem.m, problem.n, problem.k, a.kind, a.scales is not None, num_cores)
+    return _cheapest(problem.m, problem.n, problem.k, element, a.scales is not None, num_cores, packed)
 
 
 @functools.lru_cache(maxsize=4096)
-def _cheapest(m: int, n: int, k: int, element: Element, is_scaled: bool, num_cores: int) -> int:
+def _cheapest(
+    m: int, n: int, k: int, element: Element, is_scaled: bool, num_cores: int, packed: tuple[Packed, ...]
+) -> int:
     def cycles(splits: int) -> float:
         part = k // splits
-        tiles = choose(m, n, part, element, is_scaled, 4, "store", num_cores, 32, copies=splits)
-        return cost(tiles, row_class(m), n, part, element, num_cores, splits) + (_SUM_CYCLES if splits > 1 else 0)
+        tiles = choose(m, n, part, element, is_scaled, 4, "store", num_cores, 32, copies=splits, packed=packed)
+        return cost(tiles, row_class(m), n, part, element, num_cores, splits, packed) + (
+            _SUM_CYCLES if splits > 1 else 0
+        )
 
     best = min((splits for splits in _SPLITS if k % (splits * PAIR) == 0), key=cycles, default=1)
     return best if cycles(best) < _WORTHWHILE * cycles(1) else 1
@@ -63,8 +68,8 @@ def gemm(executor: Executor, variant: GemmVariant, a: Operand, b: Operand, parts
     splits = parts.d.shape[0]
     executor.run(
         Kernel("batched_program", BatchedVariant(variant, sums_batch=False)),
-        _divided(operands.stored(a), a.is_k_major, splits),
-        _divided(operands.stored(b), b.is_k_major, splits),
+        _divided(operands.stored(a, variant.element), a.is_k_major, splits),
+        _divided(operands.stored(b, variant.element), b.is_k_major, splits),
         _divided_words(operands.scale_words(executor, a), splits),
         _divided_words(operands.scale_words(executor, b), splits),
         *parts.arguments(),

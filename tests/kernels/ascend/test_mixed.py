@@ -64,6 +64,15 @@ def test_products_are_exact_in_any_order(ascend, problem, monkeypatch, kinds, ma
         assert len(reports) == 1  # nothing is expanded beforehand
 
 
+def test_pitch(ascend, problem):
+    (a, sfa), (b, sfb), product = problem(37, 70, 200, ("fp8", "fp4"), (True, True))
+    frame = torch.full((70, 120), 0x77, dtype=torch.int8)
+    frame[:, 3:103] = b
+    d = torch.empty(37, 70)
+    uk.fp8_fp4_gemm_nt((a, sfa), (frame[:, 3:103], sfb), d, recipe=(1, 1, 32))
+    assert torch.equal(d, product)
+
+
 def test_epilogue(ascend, problem):
     a, b, product = problem(37, 70, 200, ("fp8", "fp4"), (True, True))
     c = torch.arange(37 * 70.0).view(37, 70)

@@ -30,6 +30,17 @@ def test_parts_of_k_add_up_exactly(ascend, small_integers, layout, out):
     assert torch.equal(d, (a.double() @ b.double().T).to(out))
 
 
+def test_packed_operands_are_divided_too(ascend, small_integers, quantised):
+    generator = torch.Generator().manual_seed(6)
+    a, sfa, left = quantised(small_integers(M, 2 * K), "fp8", True, generator)
+    b, sfb, right = quantised(small_integers(N, 2 * K), "fp4", True, generator)
+    d = torch.empty(M, N)
+    with recorded_reports() as reports:
+        uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
+    assert [report.recordings[0].symbol for report in reports] == ["batched_gemm_kernel", "sum_splits_kernel"]
+    assert torch.equal(d, (left.double() @ right.double().T).float())
+
+
 def test_deterministic_mode_leaves_k_whole(ascend, deterministic):
     generator = torch.Generator().manual_seed(5)
     a, b = (torch.randn(rows, K, generator=generator).bfloat16() for rows in (M, N))
