@@ -132,6 +132,32 @@ def test_exponents_at_the_ends_of_their_range(make_operand, isa, m, row_major_sc
     assert_close(out, product(a, b), FP32_TOLERANCE)
 
 
+@pytest.mark.parametrize("k_major", [True, False])
+@pytest.mark.parametrize("scale_format", [ScaleFormat.UE8M0X4_INT32, ScaleFormat.UE8M0X2_INT16])
+@pytest.mark.parametrize("kind", ["fp8", "fp4"])
+def test_every_code_with_every_exponent_times_one(isa, kind, scale_format, k_major):
+    """The product with the identity shows each decoded element as the packed kernels see it; larger exponents give infinity."""
+    exponents = torch.arange(1, 247, dtype=torch.uint8)[:, None].repeat(1, 8)
+    codes = torch.arange(256, dtype=torch.uint8).repeat(246, 1)
+    codes[(codes & 0x7F) == 0x7F] = 0
+    # fp4: a byte per two elements along K, so that K is twice as long; columns of MN-major data hold 123 bytes of two rows.
+    k = 256 if kind == "fp8" else 512
+    if kind == "fp4" and not k_major:
+        codes = codes[:123].repeat(1, 2).roll(3, 0)
+    data = codes.view(torch.float8_e4m3fn if kind == "fp8" else torch.int8)
+    data = data if k_major else data.mT.contiguous().mT
+    words = exponents.repeat(1, k // 256).view(scale_format.dtype).mT.contiguous().mT
+    b = Operand(data, kind, 246, k, k_major, Scales(words, scale_format, 1, 32, 246, k))
+    identity = Operand(torch.eye(k).bfloat16(), "bf16", k, k, True)
+    out = torch.empty(k, 246)
+    matmul_nt(identity, b, out, isa=isa)
+    expected = dequantise(b, torch.float32).T
+    # Multiplying bfloat16 pairs takes subnormal numbers for zero.
+    is_normal = (expected.abs() >= 2.0**-126) | (expected == 0)
+    assert torch.equal(out[is_normal], expected[is_normal])
+    assert bool((out[~is_normal].abs() <= 2.0**-126).all())
+
+
 @pytest.mark.parametrize("m", [1, 4, 5, 64])
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 def test_nan_codes_and_scales_reach_exactly_their_outputs(make_operand, compute, m):
