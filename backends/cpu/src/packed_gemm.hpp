@@ -249,17 +249,17 @@ private:
         }
 
         template <int vectors, int rows>
-        CPU_NATIVE_INLINE void add_scaled(typename V::Vec (*parts)[vectors], int64_t row, float* at) const {
+        CPU_NATIVE_INLINE void add_scaled(const typename V::Vec (*parts)[vectors], int64_t row, float* at) const {
             typename V::Vec columns_of[vectors];
             for (int j = 0; j < vectors; ++j)
                 columns_of[j] = column_scales != nullptr ? V::load(column_scales + j * lanes) : V::broadcast(1);
 #pragma GCC unroll 8
-            for (int i = 0; i < rows; ++i) {
+            for (int i = 0; i < rows; ++i, at += pitch) {
                 const auto row_scale = V::broadcast(row_scales != nullptr ? row_scales[row + i] : 1);
 #pragma GCC unroll 4
-                for (int j = 0; j < vectors; ++j) parts[i][j] = V::mul(V::mul(parts[i][j], row_scale), columns_of[j]);
+                for (int j = 0; j < vectors; ++j)
+                    V::store(at + j * lanes, V::fma(V::mul(parts[i][j], row_scale), columns_of[j], V::load(at + j * lanes)));
             }
-            add<vectors, rows>(parts, at, pitch);
         }
     };
 };
