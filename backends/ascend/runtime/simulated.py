@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +24,8 @@ from ..simulator.lowering import Lowered, lower
 from .executor import NUM_CORES
 from .kernel import Kernel
 
+#: TileLang traces and lowers one program at a time: threads would share its builder and its logging level.
+_lowering = threading.Lock()
 _reports: ContextVar[list[Report] | None] = ContextVar("unikernels_ascend_reports", default=None)
 _is_timing_only: ContextVar[bool] = ContextVar("unikernels_ascend_timing_only", default=False)
 
@@ -84,9 +87,14 @@ def prepared(kernel: Kernel) -> CompiledKernel:
 def _lowered(kernel: Kernel, cache: Cache) -> Lowered:
     key = digest(kernel.key(), importlib.metadata.version("tilelang"), "program-1")
     stored = cache.load("program", key)
-    if stored is not None:
-        return Lowered.from_json(stored)
+    if stored is None:
+        with _lowering:
+            stored = cache.load("program", key) or _lower(kernel, key, cache)
+    return Lowered.from_json(stored)
+
+
+def _lower(kernel: Kernel, key: str, cache: Cache) -> bytes:
     program: Any = kernel.build()
-    lowered = lower(program, None, cache)
-    cache.store("program", key, lowered.to_json())
+    lowered = lower(program, None, cache).to_json()
+    cache.store("program", key, lowered)
     return lowered

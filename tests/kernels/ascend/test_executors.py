@@ -89,6 +89,8 @@ def test_npu_executor_compiles_each_variant_once(monkeypatch):
         runner.run(kernel.Kernel("gemm_program", variant), *given)
     assert compiled == [("gemm_program", "ascend")] * 2
     assert launched == [(a, b, 0.5), (b, a, 2), (a,)]
+    runner.build(kernel.Kernel("gemm_program", "three"))
+    assert len(compiled) == len(launched) == 3
 
 
 _SECOND_PROCESS = """
@@ -140,3 +142,23 @@ def test_lowering_takes_seconds_once_and_milliseconds_from_disk(ascend, tmp_path
     lowered, seconds, _ = min(_prepare_in_a_new_process() for _ in range(3))
     assert not lowered
     assert seconds < 0.15
+
+
+def test_threads_lower_a_kernel_once(ascend, tmp_path, monkeypatch):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from unikernels.backends.ascend.runtime import simulated
+    from unikernels.backends.ascend.runtime.kernel import Kernel
+    from unikernels.backends.ascend.simulator.cache import Cache
+    from unikernels.backends.ascend.simulator.lowering import Lowered
+
+    lowered = []
+    stand_in = Lowered("source", (), ())
+    monkeypatch.setattr(Kernel, "build", lambda self: self.variant)
+    monkeypatch.setattr(simulated, "lower", lambda program, configs, cache: lowered.append(program) or stand_in)
+    monkeypatch.setenv("UNIKERNELS_SIMULATOR_CACHE", str(tmp_path))
+    cache = Cache()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: simulated._lowered(Kernel("gemm_program", "once"), cache), range(16)))
+    assert found == [stand_in] * 16
+    assert lowered == ["once"]
