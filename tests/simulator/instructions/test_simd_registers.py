@@ -83,7 +83,7 @@ def test_load_distributions(run_simd: Run) -> None:
     )
     body.append(f"simd_inst::vsts_norm(r.v0, (uint32_t*)out({len(calls)}), 0, asc_create_mask_b32(PAT_ALL)); }}")
     body.append(
-        "{ auto r = simd_inst::vld_x2((uint16_t*)in(0), asc_update_addr_reg_b16(16), DINTLV_B16); auto m = asc_create_mask_b16(PAT_ALL);"
+        "{ auto r = simd_inst::vld_x2((uint16_t*)in(0) + 16, DINTLV_B16); auto m = asc_create_mask_b16(PAT_ALL);"
     )
     body.append(
         f"simd_inst::vsts_norm(r.v0, (uint16_t*)out({len(calls) + 1}), 0, m); simd_inst::vsts_norm(r.v1, (uint16_t*)out({len(calls) + 2}), 0, m); }}"
@@ -300,6 +300,11 @@ def test_reorder_template_from_rows_to_fractals(run_simd: Run) -> None:
             "simd_inst::vsts_intlv(simd_inst::vlds_norm((half*)in(0), 0), (half*)out(0), 0, asc_create_mask_b16(PAT_ALL));",
             UnimplementedBuiltinError,
             "asc_storealign_intlv",
+        ),
+        (
+            "simd_inst::vld_x2((uint16_t*)in(0), asc_update_addr_reg_b16(16), DINTLV_B16);",
+            UnimplementedBuiltinError,
+            "asc_update_addr_reg_b16: address registers",
         ),
     ],
 )

@@ -139,9 +139,16 @@ USIM_LOAD(asc_loadalign_brc_datablock, load_brc_datablock(p))
 USIM_LOAD(asc_loadalign_brc_elem2datablock, load_elem2datablock(p))
 #undef USIM_LOAD
 
-USIM_INLINE ::usim::AddressRegister asc_update_addr_reg_b8(int64_t elements) { return {elements}; }
-USIM_INLINE ::usim::AddressRegister asc_update_addr_reg_b16(int64_t elements) { return {elements}; }
-USIM_INLINE ::usim::AddressRegister asc_update_addr_reg_b32(int64_t elements) { return {elements}; }
+// The value is the sum of loop index times stride over the hardware loops around it, which only the vendor's compiler knows.
+#define USIM_ADDRESS_REGISTER(width)                                                                                       \
+  USIM_INLINE ::usim::AddressRegister asc_update_addr_reg_##width(int64_t) {                                               \
+    ::usim::fail("unimplemented", "asc_update_addr_reg_" #width ": address registers are not simulated; put the offset into the address of S.vld2 instead of off="); \
+    return {0};                                                                                                            \
+  }
+USIM_ADDRESS_REGISTER(b8)
+USIM_ADDRESS_REGISTER(b16)
+USIM_ADDRESS_REGISTER(b32)
+#undef USIM_ADDRESS_REGISTER
 
 template <class T, class P, class O> USIM_INLINE void asc_loadalign_deintlv(::usim::Reg<T>& d0, ::usim::Reg<T>& d1, P* src, O offset) {
   const T* p = reinterpret_cast<const T*>(src) + int64_t(offset);
