@@ -210,6 +210,7 @@ def test_an_error_inside_still_restores_everything():
 
 def test_tuning_picks_by_predicted_time_and_is_forgotten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the tuner writes a log into the current folder
+
     @tilelang.autotune(configs=[{"block": 64}, {"block": 1024}], warmup=1, rep=2)
     @tilelang.jit(target="ascend", out_idx=[-1])
     def double(n, block=64):
