@@ -1,8 +1,7 @@
-"""Write the generated documents: docs/environment.md, docs/evidence.json and the tables inside README.md.
+"""Write the generated documents: docs/environment.md, docs/evidence.json and the tables in README.md and docs/ascend.md.
 
 Run `make docs` after changing operations, cases, backends or environment variables; tests/test_docs.py says when it is
-due. Evidence is produced by running parity, never typed. `python docs/generate.py predictions` writes the table of
-docs/ascend.md instead.
+due. Evidence is produced by running parity, never typed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import json
 import sys
 from pathlib import Path
 
+import ascend_evidence
+
 from unikernels import _registry, environment, parity
 from unikernels.operations import ALL
 from unikernels.parity import runner
@@ -20,7 +21,7 @@ from unikernels.parity import runner
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence.json"
 LEVELS = ("smoke", "edge")
-_BEGIN, _END = "<!-- generated: evidence, by docs/generate.py -->", "<!-- end of generated -->"
+_END = "<!-- end of generated -->"
 
 
 def environment_page() -> str:
@@ -40,13 +41,20 @@ def fingerprint() -> str:
 
 
 def evidence(backends: list[str]) -> dict:
-    """Run parity and return per operation and backend: how many cases ran, how many passed, with which dtypes."""
+    """Run parity and return per operation and backend: how many cases ran, how many passed, with which dtypes.
+
+    For the Ascend kernels, also row by row what was lowered, simulated and predicted.
+    """
     table: dict[str, dict] = {}
+    kernels: dict[str, ascend_evidence.Row] = {}
     installed = _registry.discover().backends
-    for result in parity.run(parity.select(levels=LEVELS), backends):
+    for result, reports in ascend_evidence.recorded(parity.run(parity.select(levels=LEVELS), backends)):
         # Empty problems end before any backend: they prove nothing about one that lacks the operation.
         if not installed[result.backend].implements(result.operation):
             continue
+        if result.backend == ascend_evidence.BACKEND:
+            key = ascend_evidence.case_key(result.operation, result.case)
+            kernels.setdefault(key, ascend_evidence.Row()).add(result, reports)
         row = table.setdefault(result.operation, {}).setdefault(
             result.backend, {"passed": 0, "failed": 0, "unsupported": 0, "dtypes": [], "worst_calc_diff": 0.0}
         )
@@ -58,7 +66,13 @@ def evidence(backends: list[str]) -> dict:
             row["worst_calc_diff"] = max(row["worst_calc_diff"], float(f"{max(worst, 0.0):.0e}"))
         elif status == "failed":
             print(f"{result.operation} {result.case.id} on {result.backend}: {result.message}", file=sys.stderr)
-    return {"cases": fingerprint(), "operations": table}
+    ascend_evidence.add_predictions(kernels)
+    return {
+        "cases": fingerprint(),
+        "operations": table,
+        "ascend_kernels": {key: row.as_json() for key, row in kernels.items()},
+        "ascend_published": ascend_evidence.published(),
+    }
 
 
 def evidence_table(found: dict) -> str:
@@ -81,46 +95,38 @@ def evidence_table(found: dict) -> str:
     return "\n".join(lines)
 
 
-def with_table(readme: str, table: str) -> str:
-    """Return the README with its generated part replaced."""
-    before, _, rest = readme.partition(_BEGIN)
+def with_table(page: str, name: str, table: str) -> str:
+    """Return a page with its generated part of that name replaced."""
+    begin = f"<!-- generated: {name}, by docs/generate.py -->"
+    before, found, rest = page.partition(begin)
+    if not found:
+        raise ValueError(f"the page has no part {begin}")
     _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}\n{table}\n{_END}{after}"
+    return f"{before}{begin}\n{table}\n{_END}{after}"
 
 
-def predictions_table() -> str:
-    """Return the table of docs/ascend.md; takes a minute or two."""
-    lines = ["| operation | row | predicted us | predicted TFLOPS | published TFLOPS | ratio | limit |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for one in _registry.backend("ascend").predictions():
-        figures = f"{one.time_us:.1f} | {one.tflops:.0f} | {one.published_tflops:.0f} | {one.ratio:.3f}"
-        lines.append(f"| `{one.operation}` | {one.row} | {figures} | {one.critical_pipe} |")
-    return "\n".join(lines)
-
-
-def write_predictions() -> None:
-    """Write the generated part of docs/ascend.md."""
-    page = ROOT / "docs" / "ascend.md"
-    begin, end = (
-        "<!-- generated: predictions, by docs/generate.py predictions -->",
-        "<!-- end of generated predictions -->",
-    )
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, _, after = rest.partition(end)
-    page.write_text(f"{before}{begin}\n{predictions_table()}\n{end}{after}", encoding="utf-8")
+def pages(found: dict) -> dict[Path, dict[str, str]]:
+    """Return the generated tables of each page, by the name of the part they fill."""
+    return {
+        ROOT / "README.md": {"evidence": evidence_table(found)},
+        ROOT / "docs" / "ascend.md": {
+            "kernels": ascend_evidence.kernel_table(found["ascend_kernels"]),
+            "published": ascend_evidence.published_table(found["ascend_published"]),
+        },
+    }
 
 
 def main() -> int:
-    if sys.argv[1:] == ["predictions"]:
-        write_predictions()
-        return 0
     backends = [
         name for name, reason in _registry.available_backends().items() if reason is None and name != runner.REFERENCE
     ]
     found = evidence(backends)
-    EVIDENCE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    readme = ROOT / "README.md"
-    readme.write_text(with_table(readme.read_text(encoding="utf-8"), evidence_table(found)), encoding="utf-8")
+    EVIDENCE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for page, tables in pages(found).items():
+        text = page.read_text(encoding="utf-8")
+        for name, table in tables.items():
+            text = with_table(text, name, table)
+        page.write_text(text, encoding="utf-8")
     (ROOT / "docs" / "environment.md").write_text(environment_page(), encoding="utf-8")
     return int(any(row["failed"] for rows in found["operations"].values() for row in rows.values()))
 
