@@ -47,3 +47,13 @@ def test_command_prints_ratios_and_refuses_what_makes_no_sense(ascend, capsys):
     ):
         assert cli.main(["bench", "--predicted", *arguments]) == 2
         assert reason in " ".join(capsys.readouterr().err.split())
+
+
+def test_shared_memory_passes_no_more_than_its_rate(ascend):
+    """Copies of all pipes of all cores at once: the model's L2 may be full, never more than full."""
+    a, b = (torch.zeros(8192, columns, dtype=torch.bfloat16) for columns in (1024, 2048))
+    sizes = torch.full((16,), 512, dtype=torch.int32)
+    d = torch.zeros(16, 1024, 2048)
+    with timing_only(), recorded_reports() as reports:
+        uk.k_grouped_bf16_gemm_tn_contiguous(a, b, d, sizes.tolist(), sizes, c=d)
+    assert 0.9 < reports[0].utilisation["L2"] <= 1

@@ -52,14 +52,23 @@ class SharedLink {
   explicit SharedLink(double rate) : rate_(rate) {}
   double serve(double start, double bytes) {
     while (!busy_until_.empty() && busy_until_.top() <= start) busy_until_.pop();
-    const double end = start + bytes * static_cast<double>(busy_until_.size() + 1) / rate_;
+    double end = start + bytes * static_cast<double>(busy_until_.size() + 1) / rate_;
+    // Shares are those at the start; whoever comes last waits until all that was asked for can have passed.
+    drained_ = std::max(drained_, start) + bytes / rate_;
+    if (std::max(last_, end) < drained_) end = drained_;
+    last_ = std::max(last_, end);
     busy_until_.push(end);
     return end;
   }
-  void reset() { busy_until_ = {}; }
+  void reset() {
+    busy_until_ = {};
+    drained_ = last_ = 0;
+  }
 
  private:
   double rate_;
+  double drained_ = 0;  // when the link would be empty at full rate
+  double last_ = 0;     // latest end it has promised
   std::priority_queue<double, std::vector<double>, std::greater<double>> busy_until_;
 };
 
