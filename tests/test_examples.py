@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import unikernels as uk
-from unikernels import _registry, environment
+from unikernels import _registry
 
 FOLDER = Path(__file__).parents[1] / "examples" / "deepseek_block"
 PROMPTS = (70, 1, 9)
@@ -81,10 +81,10 @@ def test_gemms_of_the_block_run_on_ascend(example, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setenv("UNIKERNELS_FALLBACK", "cpu")
-        environment.forget()
+        _registry.forget()
         with uk.use_backend("ascend"), recorded_reports() as reports:
             assert _failures(example) == set()
-    environment.forget()
+    _registry.forget()
     kernels = {recording.symbol.removesuffix("_kernel") for report in reports for recording in report.recordings}
     assert {"gemm", "m_grouped_gemm"} <= kernels, kernels
 
