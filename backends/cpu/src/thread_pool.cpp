@@ -1,5 +1,6 @@
 #include "thread_pool.hpp"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -106,15 +107,77 @@ private:
     int num_workers_ = 0;
 };
 
+// The threads of torch, where it runs on GNU OpenMP or something with its interface. After an operation of torch they spin
+// for a while: on a machine that has as many cores as torch has threads, threads of our own would wait behind them.
+class TorchThreads {
+public:
+    static TorchThreads& instance() {
+        static TorchThreads found;
+        return found;
+    }
+
+    bool try_run(int64_t num_tasks, int threads, TaskRef body) {
+        if (parallel_ == nullptr || thread_number_ == nullptr || is_forked_.load(std::memory_order_relaxed)) return false;
+        std::unique_lock<std::mutex> exclusive(in_use_, std::try_to_lock);
+        if (!exclusive.owns_lock()) {  // as in Pool: never more threads than were asked for
+            for (int64_t task = 0; task < num_tasks; ++task) body(task, 0);
+            return true;
+        }
+        Region region{body, num_tasks, thread_number_};
+        parallel_(&Region::work, &region, unsigned(threads), 0);
+        return true;
+    }
+
+    // Its OpenMP threads do not exist in the child, and a parallel region would wait for them for ever.
+    void leave_in_child() { is_forked_.store(true, std::memory_order_relaxed); }
+
+private:
+    struct Region {
+        TaskRef body;
+        int64_t num_tasks;
+        int (*thread_number)();
+        std::atomic<int64_t> next_task{0};
+
+        static void work(void* data) {
+            Region& region = *static_cast<Region*>(data);
+            const int worker = region.thread_number();
+            for (;;) {
+                const int64_t task = region.next_task.fetch_add(1, std::memory_order_relaxed);
+                if (task >= region.num_tasks) return;
+                region.body(task, worker);
+            }
+        }
+    };
+
+    TorchThreads() {
+        // Only if torch has loaded it already; the handle keeps it loaded.
+        void* library = dlopen("libgomp.so.1", RTLD_NOLOAD | RTLD_LAZY);
+        if (library == nullptr) return;
+        parallel_ = reinterpret_cast<decltype(parallel_)>(dlsym(library, "GOMP_parallel"));
+        thread_number_ = reinterpret_cast<decltype(thread_number_)>(dlsym(library, "omp_get_thread_num"));
+    }
+
+    void (*parallel_)(void (*work)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
+    int (*thread_number_)() = nullptr;
+    std::mutex in_use_;
+    std::atomic<bool> is_forked_{false};
+};
+
 std::atomic<Pool*> current_pool{nullptr};
 
 // A forked child has none of the threads and maybe locked mutexes: it starts over; the old pool is left alone.
-void forget_pool_in_child() { current_pool.store(nullptr, std::memory_order_release); }
+void forget_pool_in_child() {
+    current_pool.store(nullptr, std::memory_order_release);
+    TorchThreads::instance().leave_in_child();
+}
+
+void watch_forks() {
+    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool_in_child);
+    (void)registered;
+}
 
 // Never destroyed: its threads may still wait when the process ends.
 Pool& pool() {
-    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool_in_child);
-    (void)registered;
     Pool* existing = current_pool.load(std::memory_order_acquire);
     if (existing != nullptr) return *existing;
     Pool* fresh = new Pool;
@@ -127,7 +190,10 @@ Pool& pool() {
 
 void run_tasks(int64_t num_tasks, int threads, TaskRef body) {
     if (threads > num_tasks) threads = int(num_tasks);
-    if (threads > 1 && pool().try_run(num_tasks, threads, body)) return;
+    if (threads > 1) {
+        watch_forks();
+        if (TorchThreads::instance().try_run(num_tasks, threads, body) || pool().try_run(num_tasks, threads, body)) return;
+    }
     for (int64_t task = 0; task < num_tasks; ++task) body(task, 0);
 }
 

@@ -1,4 +1,5 @@
-// Persistent worker threads without OpenMP: safe after fork, and for several callers at once.
+// Worker threads: torch's, or persistent ones of our own after a fork and where torch has none that can be shared. Safe for
+// several callers at once.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +84,28 @@ def test_a_forked_child_gets_threads_of_its_own():
         if child == 0:
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no /proc on this system")
+def test_kernels_run_on_the_threads_of_torch():
+    """Threads of our own would wait for a core while those of torch spin after an operation."""
+    if "libgomp.so.1" not in Path("/proc/self/maps").read_text():
+        pytest.skip("torch does not run on GNU OpenMP here")
+    code = """
+        import os, torch
+        from unikernels.backends.cpu.kernels.matmul import matmul_nt
+        from unikernels.operations import Operand
+        torch.set_num_threads(2)
+        torch.ones(1 << 20).exp()
+        before = set(os.listdir("/proc/self/task"))
+        a = Operand(torch.ones(32, 512, dtype=torch.bfloat16), "bf16", 32, 512, True)
+        b = Operand(torch.ones(512, 512, dtype=torch.bfloat16), "bf16", 512, 512, True)
+        out = torch.empty(32, 512)
+        matmul_nt(a, b, out)
+        assert bool((out == 512).all())
+        assert set(os.listdir("/proc/self/task")) == before
     """
     subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], check=True, timeout=120)
 
