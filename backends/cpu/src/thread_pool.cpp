@@ -116,13 +116,13 @@ public:
         return found;
     }
 
+    bool are_usable() const {
+        return parallel_ != nullptr && thread_number_ != nullptr && !is_forked_.load(std::memory_order_relaxed);
+    }
+
     bool try_run(int64_t num_tasks, int threads, TaskRef body) {
-        if (parallel_ == nullptr || thread_number_ == nullptr || is_forked_.load(std::memory_order_relaxed)) return false;
         std::unique_lock<std::mutex> exclusive(in_use_, std::try_to_lock);
-        if (!exclusive.owns_lock()) {  // as in Pool: never more threads than were asked for
-            for (int64_t task = 0; task < num_tasks; ++task) body(task, 0);
-            return true;
-        }
+        if (!exclusive.owns_lock()) return false;
         Region region{body, num_tasks, thread_number_};
         parallel_(&Region::work, &region, unsigned(threads), 0);
         return true;
@@ -192,7 +192,8 @@ void run_tasks(int64_t num_tasks, int threads, TaskRef body) {
     if (threads > num_tasks) threads = int(num_tasks);
     if (threads > 1) {
         watch_forks();
-        if (TorchThreads::instance().try_run(num_tasks, threads, body) || pool().try_run(num_tasks, threads, body)) return;
+        TorchThreads& of_torch = TorchThreads::instance();
+        if (of_torch.are_usable() ? of_torch.try_run(num_tasks, threads, body) : pool().try_run(num_tasks, threads, body)) return;
     }
     for (int64_t task = 0; task < num_tasks; ++task) body(task, 0);
 }
