@@ -60,12 +60,10 @@ def build(variant: BatchedVariant) -> Any:
                 if variant.sums_batch:
                     source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB), entries=batch)
                     outputs = Outputs(Matrix(D), Matrix(C), Matrix(SFD), count, N, factor)
-                    multiply_tile(gemm, tiles, c0, source, outputs.d, at)
-                    store_tile(gemm, c0, halves, outputs, at)
                 else:
                     source = Source(Matrix(a, (i,)), Matrix(b, (i,)), Matrix(SA, (i,)), Matrix(SB, (i,)))
                     outputs = Outputs(Matrix(D, (i,)), Matrix(C, (i,)), Matrix(SFD, (i,)), count, N, factor)
-                    multiply_tile(gemm, tiles, c0, source, outputs.d, at)
-                    store_tile(gemm, c0, halves, outputs, at)
+                multiply_tile(gemm, tiles, c0, source, outputs.d, at)
+                store_tile(gemm, c0, halves, outputs, at)
 
     return batched_gemm

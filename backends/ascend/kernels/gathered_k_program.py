@@ -1,6 +1,6 @@
 """The TileLang program of the GEMM whose groups are any ranges of K: starts and ends are free, ranges may overlap.
 
-Importing this module imports TileLang. All steps of a tile are in gemm_steps.py; rows have been gathered before.
+Importing this module imports TileLang. The steps of a tile are in *_steps.py; rows have been gathered before.
 """
 
 # mypy: ignore-errors

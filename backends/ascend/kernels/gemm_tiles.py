@@ -1,4 +1,4 @@
-"""Tile sizes of the dense GEMM: a pure function of the problem's shape, with memory limits by formula.
+"""Tile sizes of every GEMM: a pure function of the problem's shape, with memory limits by formula.
 
 The costs are a coarse model for choosing between tiles, not a prediction of run time (the simulator makes those).
 """
@@ -18,9 +18,8 @@ _SIDES = tuple(range(16, 257, 16))
 _STEP_BYTES = 128  # along K per L1 -> L0 step: two versions of 256 rows fill L0
 _DEPTHS = (256, 512, 768, 1024, 2048)  # bytes along K per GM -> L1 step; small tiles need deep ones to hide the latency
 _USUAL_DEPTH = 512
-_WORTH_SEARCHING = (
-    8000  # cycles from which any tile is considered; below, the usual few keep the number of kernels small
-)
+# Cycles from which any tile is considered; below, the usual few keep the number of kernels small.
+_WORTH_SEARCHING = 8000
 
 # What the costs below assume of one core, and of all cores together.
 _GM_BYTES_PER_CYCLE = 100

@@ -1,6 +1,6 @@
 """The TileLang program of the GEMM grouped along K: a walk over the tiles of every group, each with its own range of K.
 
-Importing this module imports TileLang. All steps of a tile are in gemm_steps.py.
+Importing this module imports TileLang. The steps of a tile are in *_steps.py.
 """
 
 # mypy: ignore-errors

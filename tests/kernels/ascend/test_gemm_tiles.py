@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unikernels.backends.ascend.kernels.gemm_tiles import CAPACITY, choose, cost, footprint
-from unikernels.backends.ascend.kernels.gemm_variant import ELEMENT_BITS, Tiles
+from unikernels.backends.ascend.kernels.gemm_variant import ELEMENT_BITS, Packed, Tiles
 
 SIZES = st.integers(1, 1 << 17)
 
@@ -19,10 +19,24 @@ SIZES = st.integers(1, 1 << 17)
     st.sampled_from(sorted(ELEMENT_BITS)),
     st.sampled_from(["store", "scale", "add", "accumulate", "quantise", "round", "heads"]),
     st.sampled_from([2, 4]),
+    st.sampled_from([16, 32, 64]),
+    st.sampled_from([16, 64, 128]),
+    st.sampled_from([None, 256]),
+    st.sampled_from([("a",), ("b",), ("a", "b"), ()]),
 )
-def test_choice_fits_and_divides(m, n, k, element, epilogue, out_bytes):
-    tiles = choose(m, n, k, element, element != "bf16", out_bytes, epilogue, 32)
-    needed = footprint(tiles, element, element != "bf16", out_bytes, epilogue)
+def test_choice_fits_and_divides(
+    m, n, k, element, epilogue, out_bytes, row_multiple, column_multiple, within, operands
+):
+    packed = tuple(Packed(name, True) for name in operands) if element == "fp8" else ()
+    is_scaled = element in ("fp8", "fp4")
+    tiles = choose(
+        m, n, k, element, is_scaled, out_bytes, epilogue, 32, row_multiple, within=within,
+        column_multiple=column_multiple, packed=packed,
+    )  # fmt: skip
+    needed = footprint(tiles, element, is_scaled, out_bytes, epilogue, packed)
+    assert tiles.m % row_multiple == 0
+    assert tiles.n % column_multiple == 0
+    assert within is None or within % tiles.m == 0
     assert all(needed[memory] <= limit for memory, limit in CAPACITY.items()), needed
     assert tiles.k % tiles.k_step == 0
     assert tiles.k_step % 64 == 0
