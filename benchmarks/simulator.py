@@ -8,6 +8,7 @@ Run: python benchmarks/simulator.py [name ...]
 
 from __future__ import annotations
 
+import importlib
 import json
 import resource
 import statistics
@@ -39,33 +40,6 @@ def simt_elementwise(rows: int, columns: int, dtype: str = "float32", block: int
             with T.SimtVF(threads=256):
                 for i, j in T.Parallel(block, columns):
                     x[i, j] = T.cast(T.max(T.cast(x[i, j], "float32") * 2.0 + 1.0, 0.0), dtype)
-            T.copy(x, Y[bx * block : (bx + 1) * block, :])
-
-    return k
-
-
-def simt_rms_norm(rows: int, columns: int, block: int = 8) -> Any:
-    """Y = X * rsqrt(mean(X^2, -1) + 1e-6) * W: element-wise code and warp reductions."""
-
-    @T.prim_func
-    def k(
-        X: T.Tensor((rows, columns), "float32"),
-        W: T.Tensor((columns,), "float32"),
-        Y: T.Tensor((rows, columns), "float32"),
-    ):
-        with T.Kernel(rows // block) as bx:
-            x = T.alloc_shared((block, columns), "float32")
-            squares = T.alloc_shared((block, columns), "float32")
-            total = T.alloc_shared((block,), "float32")
-            w = T.alloc_shared((columns,), "float32")
-            T.copy(X[bx * block : (bx + 1) * block, :], x)
-            T.copy(W, w)
-            with T.SimtVF(threads=256):
-                for i, j in T.Parallel(block, columns):
-                    squares[i, j] = x[i, j] * x[i, j]
-                T.reduce_sum(squares, total, dim=1)
-                for i, j in T.Parallel(block, columns):
-                    x[i, j] = x[i, j] * T.rsqrt(total[i] / columns + 1e-6) * w[j]
             T.copy(x, Y[bx * block : (bx + 1) * block, :])
 
     return k
@@ -133,9 +107,18 @@ def copy_one_tile() -> Any:
     return k
 
 
+def example(name: str) -> Callable[..., Any]:
+    """Return a kernel factory of examples/simulate_kernels.py."""
+    folder = str(Path(__file__).parents[1] / "examples")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    factory: Callable[..., Any] = getattr(importlib.import_module("simulate_kernels"), name)
+    return factory
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kernel with its tensors, the work of one run, and the target of issue 3 if it has one."""
+    """A kernel with its tensors, the work of one run, and its target if it has one."""
 
     kernel: Any
     tensors: tuple[torch.Tensor, ...]
@@ -190,7 +173,7 @@ def cases() -> dict[str, Callable[[], Case]]:
         "simt_elementwise_bf16": lambda: rows(
             lambda m, n: simt_elementwise(m, n, "bfloat16"), 80, dtype=torch.bfloat16
         ),
-        "simt_rms_norm": lambda: rows(simt_rms_norm, None, torch.randn(1024), torch.empty(8192, 1024)),
+        "simt_rms_norm": lambda: rows(example("rms_norm"), None, torch.randn(1024), torch.empty(8192, 1024)),
         "simd_scale": lambda: rows(simd_scale, None),
         "simd_quantise": lambda: rows(simd_quantise, None, *quantised()),
     }
