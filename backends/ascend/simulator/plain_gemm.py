@@ -29,7 +29,7 @@ class Tiling:
     ks: int = 64
     versions: int = 2  # of the L1 and L0 buffers; 1 = nothing overlaps
     cores: int = 32
-    unit_flag: bool = False  # the store of a tile starts while its last multiply runs, without a flag between them
+    unit_flag: bool = False  # a tile's store starts during its last multiply; only for tiles that divide M and N
 
 
 def store_flag(t: Tiling, kk: Any, s: Any, k: Any) -> dict[str, Any]:
