@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +24,9 @@ from .kernels.gemm_variant import ELEMENT_BITS, Element, GemmVariant, Tiles
 from .runtime.executor import NUM_CORES, chosen_name, executor_on
 from .runtime.kernel import Kernel
 
-Advance = Callable[[int, int], None]
+if TYPE_CHECKING:
+    from unikernels.backend import Advance
+
 #: What shapes from the command line are tuned and built for: K-major operands, bfloat16 output.
 _ELEMENTS: tuple[Element, ...] = ("bf16", "fp8", "fp4")
 _TRIED = 4  # of the cheapest candidates by the heuristic's model
