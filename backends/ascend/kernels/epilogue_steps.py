@@ -11,7 +11,7 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .gemm_steps import Matrix, Place, trimmed, unit_flag
+from .gemm_steps import Matrix, Place, always_conflict, trimmed, unit_flag
 from .gemm_variant import GemmVariant
 
 THREADS = 256
@@ -31,6 +31,10 @@ class Epilogue:
     result: Any = None
     addend: Any = None
     scales: Any = None  # [words, rows / 2]
+
+    def in_ub(self) -> list[Any]:
+        """Return the tiles."""
+        return [tile for tile in (self.product, self.result, self.addend, self.scales) if tile is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +91,7 @@ def store_tile(variant: GemmVariant, c0: Any, tiles: Epilogue, outputs: Outputs,
             rows, columns = T.min(trimmed(outputs.d, -2, at.m), bm), T.min(trimmed(outputs.d, -1, at.n), bn)
         T.copy(c0[:rows, :columns], outputs.d.block(at.m, rows, at.n, columns), **unit_flag(variant, True))
     else:
+        always_conflict(*tiles.in_ub())
         T.dual_copy(c0, tiles.product)
         if epilogue == "add":
             T.dual_copy(outputs.c.block(at.m, bm, at.n, bn), tiles.addend)

@@ -85,6 +85,14 @@ class OnChip:
     sb0: Any = None
     codes: tuple[Codes, ...] = ()
 
+    def streamed(self) -> list[Any]:
+        """Return the tiles of L1 and L0."""
+        return [tile for name, tile in vars(self).items() if name != "codes" and tile is not None]
+
+    def in_ub(self) -> list[Any]:
+        """Return the tiles of FP4 codes and of their values."""
+        return [tile for one in self.codes for tile in (one.packed, one.values)]
+
 
 @dataclass(frozen=True, eq=False)
 class Extent:
@@ -163,8 +171,7 @@ def on_chip_tiles(variant: GemmVariant, vector_core: Any) -> OnChip:
         sa0 = T.alloc_l0a_sf(a0, sf_dtype="int16")
         sb0 = T.alloc_l0b_sf(b0, sf_dtype="int16")
         tiles = OnChip(a1, b1, a0, b0, sa1, sb1, sa0, sb0)
-    streamed = [tile for name, tile in vars(tiles).items() if name != "codes" and tile is not None]
-    T.annotate_buffer_versions(dict.fromkeys(streamed, STREAMED_VERSIONS))
+    T.annotate_buffer_versions(dict.fromkeys(tiles.streamed(), STREAMED_VERSIONS))
     tiles = replace(tiles, codes=tuple(code_tiles(one, variant.tiles, vector_core) for one in variant.packed))
     return tiles
 
@@ -228,7 +235,9 @@ def banded(variant: GemmVariant, index: Any, rows: Any, columns: Any, start: Any
     band = T.alloc_var("int32")
     place = T.alloc_var("int32")
     height = T.alloc_var("int32")
-    with T.Task():  # one for the scheduler to place, not five
+    # One task for the scheduler to place, not five. `Stage` keeps its neighbours, the steps of a tile, in the order of the
+    # program: searching a better one takes a second and finds none, as the pipes run apart whatever the order.
+    with T.Stage(0), T.Task():
         band = index // (BAND * columns) * BAND
         place = index % (BAND * columns)
         height = T.min(rows - band, BAND)
@@ -268,7 +277,18 @@ def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, 
             if source.entries is not None:
                 is_last = is_last and outer >= steps * (source.entries - 1)
             span = Span(inner, step_pairs, left, not (variant.is_scaled or at.is_part_of_k))
+            always_conflict(*tiles.streamed(), *tiles.in_ub(), c0)
             _multiply(variant, tiles, c0, used, span, outer + inner == 0, unit_flag(variant, is_last))
+
+
+def always_conflict(*tiles: Any) -> None:
+    """Tell the scheduler, for the loops around this place, that any two accesses of a tile conflict, a write being among them.
+
+    It finds the same without being told, but asks a theorem prover about every pair of accesses, which takes half of all
+    lowering time.
+    """
+    for tile in tiles:
+        T.evaluate(T.assume_conflict(tile))
 
 
 @T.macro
