@@ -310,7 +310,8 @@ def simulate(
             written in place.
         pass_configs: TileLang pass configuration used for lowering.
         check: "on" raises a `KernelFaultError` subclass for every hazard; "off" runs a build without checks, at full speed.
-        functional: False runs the cores' programs without moving data, which is enough to time large problems.
+        functional: False runs the cores' programs without moving data, which is enough to time large problems; with check="off"
+            only, because checks follow the data.
         seed: None runs in program order, the same every time; a number interleaves pipes and cores at random.
         saturate: conversions and mmad in saturate mode (CTRL[48] = 0) instead of the default Inf/NaN mode.
         threads: worker threads for independent blocks; default: the machine's processors.
@@ -318,12 +319,14 @@ def simulate(
         scalars: arguments by name.
 
     Raises:
-        LaunchError: an argument does not fit the signature.
+        LaunchError: an argument does not fit the signature, or checks are asked for without data.
         KernelFaultError: the kernel broke a rule of the machine (one subclass per hazard).
         UnimplementedBuiltinError: the kernel uses something the simulator does not have.
     """
     if check not in ("on", "off"):
         raise LaunchError(f"check must be 'on' or 'off', got {check!r}")
+    if check == "on" and not functional:
+        raise LaunchError("check='on' follows data, and functional=False moves none; pass check='off' with it")
     prepared = prepare(kernel, pass_configs)
     lowered = prepared.lowered
     bound = _bind_arguments(lowered.arguments, tensors, scalars)
