@@ -250,8 +250,11 @@ class Backend:
         """Choose configurations for GEMMs of `shapes` (none: those already in the table), write them, return a summary."""
         raise self._missing("tune")
 
-    def warmup(self, shapes: Sequence[Shape], num_processes: int, advance: Advance) -> str:
-        """Build the kernels of `shapes` (none: all tuned ones) before they are needed, return a summary."""
+    def warmup(self, shapes: Sequence[Shape], num_groups: int, num_processes: int, advance: Advance) -> str:
+        """Build the kernels of `shapes` (none: all tuned ones) before they are needed, return a summary.
+
+        With `num_groups` (0: none), those of grouped GEMMs with that many groups of these sizes.
+        """
         raise self._missing("warmup")
 
     @classmethod

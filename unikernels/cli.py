@@ -81,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     warmup.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, help="how many at once (default: %(default)s)"
     )
+    warmup.add_argument(
+        "--groups", type=int, default=0, metavar="G",
+        help="build for grouped GEMMs with G groups of these sizes, not for dense ones",
+    )  # fmt: skip
     warmup.set_defaults(run=_warmup)
     for command in (tune, warmup):
         command.add_argument("--backend", default=None, help="default: the backend in force")
@@ -286,9 +290,11 @@ def _tune(options: argparse.Namespace) -> int:
 def _warmup(options: argparse.Namespace) -> int:
     if options.processes < 1:
         raise ValueError(f"--processes is {options.processes}; it takes at least one.")
+    if options.groups < 0:
+        raise ValueError(f"--groups is {options.groups}; it takes a number of groups, or 0 for dense GEMMs.")
     backend = _registry.backend(_backend_in_force(options.backend))
     with _progress("warmup", 1) as bar:
-        summary = backend.warmup(options.shapes, options.processes, _advance(bar))
+        summary = backend.warmup(options.shapes, options.groups, options.processes, _advance(bar))
     _console().print(summary)
     return 0
 

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
+import unikernels
 from unikernels.backend import Shape
 
 from .kernels import epilogues
 from .kernels.gemm_tiles import candidates, choose, cost, fits
-from .kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save, tuned_tiles
+from .kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save
 from .kernels.gemm_variant import ELEMENT_BITS, Element, GemmVariant, Tiles
-from .runtime.executor import NUM_CORES, chosen_name, executor_on
+from .runtime.executor import NUM_CORES, chosen_name, collected_kernels, executor_on
 from .runtime.kernel import Kernel
+from .sample_calls import usual_calls
 
 if TYPE_CHECKING:
     from unikernels.backend import Advance
 
-#: What shapes from the command line are tuned and built for: K-major operands, bfloat16 output.
+#: What shapes from the command line are tuned for: K-major operands, bfloat16 output.
 _ELEMENTS: tuple[Element, ...] = ("bf16", "fp8", "fp4")
 _TRIED = 4  # of the cheapest candidates by the heuristic's model
 
@@ -54,12 +56,36 @@ def tune(shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
     return f"{len(keys)} shapes tuned by predicted time, {len(jobs)} kernels tried; wrote {file}"
 
 
-def warmup(shapes: Sequence[Shape], num_processes: int, advance: Advance) -> str:
-    """Build the kernels of the tuned table, or of `shapes`."""
-    keys = list(_keys(shapes)) if shapes else sorted(load(TABLE))
-    kernels = list(dict.fromkeys(_kernel(key, tuned_tiles(key) or _heuristic(key)) for key in keys))
+def warmup(shapes: Sequence[Shape], num_groups: int, num_processes: int, advance: Advance) -> str:
+    """Build the kernels of the tuned table, or those that the usual calls with `shapes` need.
+
+    Args:
+        num_groups: of the grouped GEMMs to build for, each group having these sizes; 0 for dense GEMMs.
+    Raises:
+        ValueError: groups without shapes.
+    """
+    if num_groups and not shapes:
+        raise ValueError(f"{num_groups} groups of which sizes? Give some with --shapes M,N,K.")
+    kernels = _needed(shapes, num_groups) if shapes else _tuned()
     _in_processes(_build, [(kernel,) for kernel in kernels], num_processes, advance)
     return f"{len(kernels)} kernels are built"
+
+
+def _tuned() -> list[Kernel]:
+    return list(dict.fromkeys(_kernel(key, tuned.tiles) for key, tuned in sorted(load(TABLE).items())))
+
+
+def _needed(shapes: Sequence[Shape], num_groups: int) -> list[Kernel]:
+    """Return the kernels that the usual calls would run, those for their scales included."""
+    with unikernels.use_backend("ascend"), collected_kernels() as kernels:
+        for m, n, k in shapes:
+            for call in usual_calls(m, n, k, num_groups, _device()):
+                call()
+    return list(kernels)
+
+
+def _device() -> torch.device:
+    return torch.device("npu" if chosen_name() == "npu" else "cpu")
 
 
 def _keys(shapes: Sequence[Shape]) -> Iterator[TunedKey]:
@@ -107,7 +133,7 @@ def _in_processes(
 
 
 def _build(kernel: Kernel) -> int:
-    executor_on(torch.device("npu" if chosen_name() == "npu" else "cpu")).build(kernel)
+    executor_on(_device()).build(kernel)
     return 0
 
 

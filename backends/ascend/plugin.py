@@ -152,10 +152,10 @@ class AscendBackend(Backend):
 
         return tune(shapes, file, advance)
 
-    def warmup(self, shapes: Sequence[Shape], num_processes: int, advance: Advance) -> str:
+    def warmup(self, shapes: Sequence[Shape], num_groups: int, num_processes: int, advance: Advance) -> str:
         from .ahead_of_time import warmup
 
-        return warmup(shapes, num_processes, advance)
+        return warmup(shapes, num_groups, num_processes, advance)
 
 
 @hookimpl

@@ -8,17 +8,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import cast
 
 import unikernels
 from unikernels.bench import Prediction
 
 from .runtime.simulated import recorded_reports, timing_only
+from .sample_calls import OperandType, gemm, m_grouped_gemm
 from .simulator.published import DATA
-
-_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +65,10 @@ def predictions(pattern: str = "") -> Iterator[Prediction]:
 
 
 def _call(row: _Row) -> None:
-    """Call the library on tensors of a row's sizes; their contents do not matter."""
-    left, right = row.operands.split("x")
-    d = torch.empty(row.groups * row.m, row.n, dtype=torch.bfloat16)
+    """Call the library on tensors of a row's sizes."""
+    left, right = cast("list[OperandType]", row.operands.split("x"))
     if row.operation == "m_grouped_gemm":
-        ends = torch.arange(1, row.groups + 1, dtype=torch.int32) * row.m
-        assert row.m % _ALIGNMENT == 0, "groups that are not aligned would need gaps"
-        a, b = _operand(left, (row.groups * row.m, row.k)), _operand(right, (row.groups, row.n, row.k))
-        unikernels.m_grouped_fp8_fp4_gemm_nt_contiguous(a, b, d, ends, use_psum_layout=True, recipe=(1, 1, 32))
-    elif left == "bf16":
-        x, y = (torch.empty(rows, row.k, dtype=torch.bfloat16) for rows in (row.m, row.n))
-        unikernels.bf16_gemm_nt(x, y, d)
+        assert row.m % unikernels.get_mk_alignment_for_contiguous_layout() == 0, "gaps would need rows too"
+        m_grouped_gemm(left, right, "psum", row.groups, row.m, row.n, row.k)
     else:
-        a, b = _operand(left, (row.m, row.k)), _operand(right, (row.n, row.k))
-        unikernels.fp8_fp4_gemm_nt(a, b, d, recipe=(1, 1, 32))
-
-
-def _operand(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return data and int16 scales of a K-major operand [.., rows, k]."""
-    *leading, rows, k = shape
-    columns, dtype = (k // 2, torch.int8) if kind == "fp4" else (k, torch.float8_e4m3fn)
-    words = torch.empty(*leading, k // 64, rows, dtype=torch.int16)
-    return torch.empty(*leading, rows, columns, dtype=dtype), words.mT
+        gemm(left, right, row.m, row.n, row.k)

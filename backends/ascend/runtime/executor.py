@@ -8,6 +8,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 import torch
@@ -41,6 +44,37 @@ class Executor(Protocol):
 
     def num_cores(self) -> int:
         """Return how many cube cores kernels may use."""
+
+
+_collected: ContextVar[dict[Kernel, None] | None] = ContextVar("unikernels_ascend_collected", default=None)
+
+
+@contextmanager
+def collected_kernels() -> Iterator[dict[Kernel, None]]:
+    """Collect the kernels that operations inside the ``with`` block would run, once each in order, and run none of them.
+
+    Tensors may be uninitialised; outputs stay as they are.
+    """
+    kernels: dict[Kernel, None] = {}
+    token = _collected.set(kernels)
+    try:
+        yield kernels
+    finally:
+        _collected.reset(token)
+
+
+class _Collector:
+    """Takes kernels down instead of running them."""
+
+    def __init__(self, executor: Executor, kernels: dict[Kernel, None]) -> None:
+        self.name = executor.name
+        self.build = executor.build
+        self.num_cores = executor.num_cores
+        self._kernels = kernels
+
+    def run(self, kernel: Kernel, *arguments: Tensor | float | int) -> None:
+        """Take down `kernel`."""
+        self._kernels[kernel] = None
 
 
 def npu_present() -> bool:
@@ -91,8 +125,13 @@ def _simulator_unavailable_reason() -> str | None:
     return None
 
 
-@functools.cache
 def _executor(name: str) -> Executor:
+    executor, kernels = _real_executor(name), _collected.get()
+    return executor if kernels is None else _Collector(executor, kernels)
+
+
+@functools.cache
+def _real_executor(name: str) -> Executor:
     if name == "npu":
         from .npu import NpuExecutor
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 import pytest
+import torch
 
+import unikernels
 from unikernels import cli
+from unikernels.backends.ascend import ahead_of_time
 from unikernels.backends.ascend.kernels import gemm_tuned
 from unikernels.backends.ascend.kernels.gemm_tiles import candidates, choose
 from unikernels.backends.ascend.kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save
 from unikernels.backends.ascend.kernels.gemm_variant import ELEMENT_BITS, Tiles
+from unikernels.backends.ascend.runtime.executor import collected_kernels
 
 KEY = TunedKey("bf16", False, True, True, "bfloat16", 32, 100, 96, 128)
 
@@ -66,6 +71,37 @@ def test_bad_shapes_are_refused(shape, capsys):
 def test_an_empty_table_has_nothing_to_tune_again(ascend, tmp_path, capsys):
     assert cli.main(["tune", "--backend", "ascend", "--file", str(tmp_path / "none.json")]) == 2
     assert "--shapes" in capsys.readouterr().err
+
+
+def test_collecting_names_kernels_and_runs_none(ascend):
+    a, b, d = (torch.ones(32, 32, dtype=torch.bfloat16) for _ in range(3))
+    with collected_kernels() as kernels:
+        unikernels.bf16_gemm_nt(a, b, d)
+        unikernels.bf16_gemm_nt(a, b, d)
+    assert [kernel.program for kernel in kernels] == ["gemm_program"]
+    assert d.eq(1).all()
+
+
+def test_warmup_builds_what_calls_of_these_sizes_run(ascend, monkeypatch):
+    built = []
+    monkeypatch.setattr(ahead_of_time, "_in_processes", lambda _, jobs, *__: built.extend(kernel for (kernel,) in jobs))
+    ahead_of_time.warmup([(40, 80, 256)], 0, 1, lambda *_: None)
+    assert collections.Counter(kernel.program for kernel in built) == {"gemm_program": 4, "scales_program": 2}
+    built.clear()
+    ahead_of_time.warmup([(40, 80, 256)], 4, 1, lambda *_: None)
+    programs = collections.Counter(kernel.program for kernel in built)
+    assert programs == {"m_grouped_program": 12, "k_grouped_program": 4, "zero_gaps_program": 1}
+    a, b = torch.zeros(4, 40, 256, dtype=torch.bfloat16), torch.zeros(4, 80, 256, dtype=torch.bfloat16)
+    with collected_kernels() as kernels:
+        sizes = torch.tensor([3, 40, 0, 7], dtype=torch.int32)
+        unikernels.m_grouped_bf16_gemm_nt_masked(a, b, torch.zeros(4, 40, 80, dtype=torch.bfloat16), sizes, 40)
+    assert kernels.keys() <= set(built)
+
+
+@pytest.mark.parametrize(("groups", "message"), [("4", "--shapes M,N,K"), ("-1", "--groups is -1")])
+def test_groups_need_sizes_and_a_number(ascend, groups, message, capsys):
+    assert cli.main(["warmup", "--backend", "ascend", "--groups", groups]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
