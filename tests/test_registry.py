@@ -118,6 +118,23 @@ def test_fallback_only_when_asked_and_reported_once(tmp_path):
     assert text.count("UNIKERNELS_FALLBACK computes it on 'cpu'") == 1
 
 
+def test_fallback_is_reported_at_the_line_of_the_call(tmp_path):
+    """However many wrappers lie between: the second function has one more than the first."""
+    site = _install(tmp_path, "tiny", GOOD.replace("def gemm", "def other"))
+    calls = [
+        "import torch, unikernels as uk",
+        "a, ends = torch.ones(128, 64).bfloat16(), torch.tensor([128], dtype=torch.int32)",
+        "uk.bf16_gemm_tn(a, a, torch.zeros(64, 64))",
+        "uk.k_grouped_bf16_gemm_tn_contiguous(a, a, torch.zeros(1, 64, 64), [128], ends)",
+    ]
+    code, text = _python(site, "\n".join(calls), UNIKERNELS_BACKEND="tiny", UNIKERNELS_FALLBACK="cpu")
+    assert code == 0, text
+    assert re.findall(r"^(\S+): RuntimeWarning: (\w+):", text, re.MULTILINE) == [
+        ("<string>:3", "gemm"),
+        ("<string>:4", "k_grouped_gemm"),
+    ]
+
+
 def test_limits_inside_an_operation_are_refused_with_the_reason(tmp_path):
     limited = GOOD.replace(
         "    calls = 0", "    calls = 0\n    def why_not(self, operation, problem):\n        return 'm is even'"

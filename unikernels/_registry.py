@@ -18,6 +18,7 @@ import pluggy
 import torch
 
 from . import _hookspecs, environment
+from ._caller import stacklevel_of_caller
 from .errors import BackendUnavailableError, InvalidArgumentError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -290,5 +291,5 @@ def _report_fallback(operation: str, name: str, fallback: str, reason: str) -> N
         warnings.warn(
             f"{operation}: backend '{name}' cannot ({reason}); UNIKERNELS_FALLBACK computes it on '{fallback}'.",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=stacklevel_of_caller(),
         )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import environment, validate
+from .._caller import stacklevel_of_caller
 from .._registry import backend_for, bound
 from ..epilogue import real_number
 from ..errors import ArgumentTypeError, InvalidArgumentError
@@ -66,9 +67,8 @@ def get_symm_buffer_for_mega_moe(
                 f"{function}: use_fp8_dispatch={use_fp8_dispatch} contradicts mma_type={mma_type!r}, which names the "
                 f"activations' type first. Leave use_fp8_dispatch out and choose mma_type."
             )
-        warnings.warn(
-            f"{function}: use_fp8_dispatch is deprecated; mma_type says it.", DeprecationWarning, stacklevel=2
-        )
+        message = f"{function}: use_fp8_dispatch is deprecated; mma_type says it."
+        warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_of_caller())
     return SymmBuffer(
         group, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, num_shared_experts,
         mma_type, activation,
