@@ -13,6 +13,7 @@ from pathlib import Path
 
 import unikernels
 from unikernels import _registry, parity
+from unikernels.backends.ascend.programs.gemm_variant import GemmVariant
 from unikernels.backends.ascend.runtime.executor import collected_kernels
 from unikernels.backends.ascend.runtime.kernel import Kernel
 from unikernels.backends.ascend.simulator.cache import Cache
@@ -31,7 +32,7 @@ def gemm_kernels() -> list[Kernel]:
                     case.run(unikernels, case.tensors())
                 except UnsupportedOperationError:
                     continue
-    return [kernel for kernel in kernels if hasattr(kernel.variant, "gemm") or kernel.program == "gemm_program"]
+    return [kernel for kernel in kernels if hasattr(kernel.variant, "gemm") or isinstance(kernel.variant, GemmVariant)]
 
 
 def seconds(kernel: Kernel) -> float:

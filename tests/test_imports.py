@@ -63,6 +63,8 @@ def _violations(folder, forbidden):
             "backends/cpu",
             ("unikernels.backends.cuda", "unikernels.backends.ascend", "unikernels.api", "triton", "tilelang"),
         ),
+        ("backends/ascend/kernels", ("tilelang",)),
+        ("backends/ascend/programs", ("torch", "unikernels.operations", "unikernels.backends.ascend.kernels")),
         ("backends/ascend", ("unikernels.backends.cuda", "unikernels.backends.cpu", "unikernels.api", "triton")),
         (
             "backends/ascend/simulator",
@@ -72,6 +74,17 @@ def _violations(folder, forbidden):
 )
 def test_import_rules(folder, forbidden):
     assert _violations(folder, forbidden) == []
+
+
+def test_only_executors_reach_ascend_programs():
+    """Programs import TileLang, which takes a second: the host side names them and imports their variants only."""
+    programs = "unikernels.backends.ascend.programs"
+    assert [
+        (path, name)
+        for path, name in _violations("backends/ascend", (programs,))
+        if not path.startswith("backends/ascend/programs/")
+        and not name.startswith((f"{programs}.gemm_variant", f"{programs}.variants"))
+    ] == []
 
 
 def test_nobody_imports_by_folder_path():

@@ -21,7 +21,7 @@ from unikernels.backend import Shape
 from .kernels import epilogues
 from .kernels.gemm_tiles import candidates, choose, cost, fits
 from .kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save
-from .kernels.gemm_variant import ELEMENT_BITS, Element, GemmVariant, Tiles
+from .programs.gemm_variant import ELEMENT_BITS, Element, GemmVariant, Tiles
 from .runtime.executor import NUM_CORES, chosen_name, collected_kernels, executor_on
 from .runtime.kernel import Kernel
 from .sample_calls import usual_calls
@@ -111,7 +111,7 @@ def _kernel(key: TunedKey, tiles: Tiles) -> Kernel:
     variant = GemmVariant(
         key.element, key.is_scaled, key.a_is_k_major, key.b_is_k_major, key.out, "store", tiles, key.num_cores
     )
-    return Kernel("gemm_program", variant)
+    return Kernel("gemm", variant)
 
 
 def _in_processes(

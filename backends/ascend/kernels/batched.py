@@ -1,6 +1,6 @@
 """Batches of GEMMs on Ascend, host side: which kernel variant a problem needs.
 
-No TileLang here; the program is in batched_program.py.
+No TileLang here; the program is in programs/batched.py.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from unikernels.operations import BatchedGemmProblem
 from unikernels.settings import CURRENT
 
+from ..programs.variants import BatchedVariant
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
-from .batched_variant import BatchedVariant
 from .gemm import variant_for
 
 
@@ -29,7 +29,7 @@ def batched_gemm(problem: BatchedGemmProblem) -> None:
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue)
     gemm = variant_for(a, b, store, num_cores, copies=copies)
     executor.run(
-        Kernel("batched_program", BatchedVariant(gemm, problem.sums_batch)),
+        Kernel("batched", BatchedVariant(gemm, problem.sums_batch)),
         operands.stored(a, gemm.element),
         operands.stored(b, gemm.element),
         operands.scale_words(executor, a),

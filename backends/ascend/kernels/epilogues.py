@@ -14,8 +14,8 @@ from torch import Tensor
 from unikernels.epilogue import BF16StochasticRounding, FP8CastWithClamp
 from unikernels.epilogue import Epilogue as EpilogueObject
 
+from ..programs.gemm_variant import Epilogue
 from . import operands
-from .gemm_variant import Epilogue
 
 #: Smallest run of columns stored apart: 32 bytes of bfloat16, the alignment of rows in UB.
 _RUN = 16

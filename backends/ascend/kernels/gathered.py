@@ -1,7 +1,6 @@
 """Grouped GEMMs with a gathered operand on Ascend, host side: rows are gathered in GM first, by the vector cores.
 
-No TileLang here; the programs are gather_rows_program.py, m_grouped_program.py and gathered_k_program.py. Layout tensors
-are read by kernels only, never on the host.
+No TileLang here; the programs are gather_rows.py, m_grouped.py and gathered_k.py in programs/. Layout tensors are read by kernels only, never on the host.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from unikernels.operations import (
 )
 from unikernels.settings import CURRENT
 
+from ..programs.variants import GatherRowsVariant
 from ..runtime.executor import Executor, executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
-from .gather_rows_variant import GatherRowsVariant
-from .gathered_k_variant import GatheredKVariant
 from .gemm import variant_for
 from .m_grouped import m_grouped_gemm
 
@@ -59,7 +57,7 @@ def gathered_k_grouped_gemm(problem: GatheredKGroupedGemmProblem) -> None:
         depth=-(-a.shape[0] // num_groups),
         copies=num_groups,
     )
-    kernel = Kernel("gathered_k_program", GatheredKVariant(gemm))
+    kernel = Kernel("gathered_k", gemm)
     executor.run(kernel, operands.canonical(a), b, store.d, problem.k_start, problem.k_end)
 
 
@@ -67,5 +65,5 @@ def _gathered(executor: Executor, source: Tensor, indices: Tensor) -> Tensor:
     """Return bfloat16 [len(indices), columns]: rows of the source, zeros where an index names none."""
     gathered = source.new_empty((indices.shape[0], source.shape[1]))
     variant = GatherRowsVariant(block=4096, num_cores=2 * executor.num_cores())
-    executor.run(Kernel("gather_rows_program", variant), operands.unit_rows(source), indices, gathered)
+    executor.run(Kernel("gather_rows", variant), operands.unit_rows(source), indices, gathered)
     return gathered

@@ -1,6 +1,6 @@
 """Dense GEMM on Ascend, host side: which kernel variant a problem needs.
 
-No TileLang here; the program is in gemm_program.py, the choice of tiles in gemm_tiles.py, operands in operands.py.
+No TileLang here; the program is in programs/gemm.py, the choice of tiles in gemm_tiles.py, operands in operands.py.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from unikernels.operations import GemmProblem
 from unikernels.operations.operands import Operand
 from unikernels.settings import CURRENT
 
+from ..programs.gemm_variant import GemmVariant
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands, split_k, vendor
 from .epilogues import Store
 from .gemm_tiles import choose, transposed_row_multiple
 from .gemm_tuned import TunedKey, tuned_tiles
-from .gemm_variant import GemmVariant
 
 
 def why_not(problem: GemmProblem) -> str | None:
@@ -47,7 +47,7 @@ def gemm(problem: GemmProblem) -> None:
         return
     variant = variant_for(a, b, store, num_cores)
     executor.run(
-        Kernel("gemm_program", variant),
+        Kernel("gemm", variant),
         operands.stored(a, variant.element),
         operands.stored(b, variant.element),
         operands.scale_words(executor, a),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 
-from .gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, Element, Epilogue, Packed, Tiles
+from ..programs.gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, Element, Epilogue, Packed, Tiles
 
 #: Bytes of the on-chip memories of one cube core and, for UB, of one vector core beside its SIMT data cache.
 CAPACITY = {"L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 256 * 1024, "UB": 216 * 1024}

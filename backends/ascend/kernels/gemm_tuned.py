@@ -10,8 +10,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..programs.gemm_variant import Element, Tiles
 from .gemm_tiles import fits, row_class
-from .gemm_variant import Element, Tiles
 
 TABLE = Path(__file__).parent / "data" / "tuned_gemm.json"
 

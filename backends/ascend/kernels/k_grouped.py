@@ -1,6 +1,6 @@
 """GEMM grouped along K on Ascend, host side: which kernel variant a problem needs.
 
-No TileLang here; the program is in k_grouped_program.py. Layout tensors are read by kernels only, never on the host.
+No TileLang here; the program is in programs/k_grouped.py. Layout tensors are read by kernels only, never on the host.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from unikernels.operations import KGroupedGemmProblem
 from unikernels.settings import CURRENT
 
+from ..programs.variants import KGroupedVariant
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
 from .gemm import variant_for
-from .k_grouped_variant import KGroupedVariant
 
 
 def why_not(problem: KGroupedGemmProblem) -> str | None:
@@ -30,7 +30,7 @@ def k_grouped_gemm(problem: KGroupedGemmProblem) -> None:
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue)
     gemm = variant_for(a, b, store, num_cores, depth=depth, copies=problem.num_groups)
     executor.run(
-        Kernel("k_grouped_program", KGroupedVariant(gemm, layout.kind, layout.alignment)),
+        Kernel("k_grouped", KGroupedVariant(gemm, layout.kind, layout.alignment)),
         operands.stored(a, gemm.element),
         operands.stored(b, gemm.element),
         operands.scale_words(executor, a, columns=layout),

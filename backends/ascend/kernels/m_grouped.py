@@ -1,6 +1,6 @@
 """GEMM grouped along M on Ascend, host side: which kernel variant a problem needs.
 
-No TileLang here; the program is in m_grouped_program.py. Layout tensors are read by kernels only, never on the host.
+No TileLang here; the program is in programs/m_grouped.py. Layout tensors are read by kernels only, never on the host.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 from unikernels.operations import GroupedGemmProblem
 from unikernels.settings import CURRENT
 
+from ..programs.variants import MGroupedVariant, ZeroGapsVariant
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
 from .gemm import variant_for
-from .m_grouped_variant import MGroupedVariant
-from .zero_gaps_variant import ZeroGapsVariant
 
 
 def why_not(problem: GroupedGemmProblem) -> str | None:
@@ -37,7 +36,7 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
         within=layout.alignment if layout.kind == "index" else None,
     )
     executor.run(
-        Kernel("m_grouped_program", MGroupedVariant(gemm, layout.kind, layout.alignment)),
+        Kernel("m_grouped", MGroupedVariant(gemm, layout.kind, layout.alignment)),
         operands.stored(a, gemm.element),
         operands.stored(b, gemm.element),
         operands.scale_words(executor, a, layout),
@@ -48,7 +47,7 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
     )
     if layout.kind == "psum" and layout.ensure_zero_padding:
         variant = ZeroGapsVariant(store.out, layout.alignment, block=8192, num_cores=2 * num_cores)
-        executor.run(Kernel("zero_gaps_program", variant), store.d, layout.tensor)
+        executor.run(Kernel("zero_gaps", variant), store.d, layout.tensor)
 
 
 def _rows_per_group(problem: GroupedGemmProblem) -> int:

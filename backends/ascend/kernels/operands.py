@@ -15,9 +15,9 @@ from unikernels.operations.m_grouped import GroupLayout
 from unikernels.operations.operands import Operand
 from unikernels.scale_layouts import ScaleFormat, is_power_of_two
 
+from ..programs.gemm_variant import Element, Packed
 from ..runtime.executor import Executor
 from . import scales
-from .gemm_variant import Element, Packed
 
 #: TileLang dtypes of outputs.
 OUT = {torch.bfloat16: "bfloat16", torch.float32: "float32"}

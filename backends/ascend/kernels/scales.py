@@ -1,6 +1,6 @@
 """Block scales in the form GEMM kernels read: int16 words of two UE8M0 exponents along K, MN-major.
 
-`scale_words` is the one door for every operation. No TileLang here; the program is in scales_program.py.
+`scale_words` is the one door for every operation. No TileLang here; the program is in programs/scales.py.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from unikernels.scale_layouts import (
 )
 from unikernels.settings import CURRENT
 
+from ..programs.variants import ScaleSource, ScalesVariant
 from ..runtime.executor import Executor, executor_for
 from ..runtime.kernel import Kernel
-from .scales_variant import ScalesVariant, Source
 
 _BLOCK_K = 32
 _BLOCK_MN = 128
-_SOURCES: dict[ScaleFormat, Source] = {
+_SOURCES: dict[ScaleFormat, ScaleSource] = {
     ScaleFormat.FP32: "float32",
     ScaleFormat.UE8M0X2_INT16: "int16",
     ScaleFormat.UE8M0X4_INT32: "int32",
@@ -80,7 +80,7 @@ def scale_words(
         num_cores=2 * (CURRENT.num_sms or executor.num_cores()),
     )
     executor.run(
-        Kernel("scales_program", variant),
+        Kernel("scales", variant),
         stored.view(torch.int32) if scales.format is ScaleFormat.FP32 else stored,
         is_bad if rows is None else rows.tensor,
         columns.tensor if columns is not None and masks_k else is_bad,

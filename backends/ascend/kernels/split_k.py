@@ -14,14 +14,13 @@ from unikernels.operations import GemmProblem
 from unikernels.operations.operands import Operand
 from unikernels.settings import CURRENT
 
+from ..programs.gemm_variant import PAIR, Element, GemmVariant, Packed
+from ..programs.variants import BatchedVariant, SumSplitsVariant
 from ..runtime.executor import Executor
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
-from .batched_variant import BatchedVariant
 from .epilogues import Store
 from .gemm_tiles import choose, cost, row_class
-from .gemm_variant import PAIR, Element, GemmVariant, Packed
-from .sum_splits_variant import SumSplitsVariant
 
 _SPLITS = (2, 4, 8, 16)
 _SUM_CYCLES = 8000  # the second kernel: its launch, and fetching the parts from L2
@@ -67,7 +66,7 @@ def gemm(executor: Executor, variant: GemmVariant, a: Operand, b: Operand, parts
     """
     splits = parts.d.shape[0]
     executor.run(
-        Kernel("batched_program", BatchedVariant(variant, sums_batch=False)),
+        Kernel("batched", BatchedVariant(variant, sums_batch=False)),
         _divided(operands.stored(a, variant.element), a.is_k_major, splits),
         _divided(operands.stored(b, variant.element), b.is_k_major, splits),
         _divided_words(operands.scale_words(executor, a), splits),
@@ -75,7 +74,7 @@ def gemm(executor: Executor, variant: GemmVariant, a: Operand, b: Operand, parts
         *parts.arguments(),
     )
     total = SumSplitsVariant(splits, operands.OUT[d.dtype], _BLOCK, 2 * variant.num_cores)
-    executor.run(Kernel("sum_splits_program", total), parts.d.view(splits, -1), d.view(-1))
+    executor.run(Kernel("sum_splits", total), parts.d.view(splits, -1), d.view(-1))
 
 
 def _divided(matrix: Tensor, is_k_major: bool, splits: int) -> Tensor:

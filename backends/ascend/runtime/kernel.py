@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_PACKAGE = "unikernels.backends.ascend.kernels"
+_PACKAGE = "unikernels.backends.ascend.programs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Kernel:
     """One variant of one TileLang program.
 
     Attributes:
-        program: module in the kernels folder with a function ``build(variant)`` that returns a TileLang prim_func.
+        program: module in the programs folder with a function ``build(variant)`` that returns a TileLang prim_func.
         variant: everything the program is specialised on; a frozen dataclass whose repr says all of it.
     """
 
@@ -42,8 +42,9 @@ class Kernel:
 @functools.cache
 def _text_digest(program: str) -> str:
     """Digest of the modules a program is made of: its own, shared steps and the variants', the only ones programs import."""
-    folder = Path(__file__).parents[1] / "kernels"
+    folder = Path(__file__).parents[1] / "programs"
     found = hashlib.sha256()
-    for path in [folder / f"{program}.py", *sorted(folder.glob("*_steps.py")), *sorted(folder.glob("*_variant.py"))]:
+    shared = sorted([*folder.glob("*_steps.py"), *folder.glob("*variant*.py")])
+    for path in [folder / f"{program}.py", *shared]:
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()

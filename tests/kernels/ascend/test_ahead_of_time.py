@@ -14,7 +14,7 @@ from unikernels.backends.ascend import ahead_of_time
 from unikernels.backends.ascend.kernels import gemm_tuned
 from unikernels.backends.ascend.kernels.gemm_tiles import candidates, choose
 from unikernels.backends.ascend.kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save
-from unikernels.backends.ascend.kernels.gemm_variant import ELEMENT_BITS, Tiles
+from unikernels.backends.ascend.programs.gemm_variant import ELEMENT_BITS, Tiles
 from unikernels.backends.ascend.runtime.executor import collected_kernels
 
 KEY = TunedKey("bf16", False, True, True, "bfloat16", 32, 100, 96, 128)
@@ -78,7 +78,7 @@ def test_collecting_names_kernels_and_runs_none(ascend):
     with collected_kernels() as kernels:
         unikernels.bf16_gemm_nt(a, b, d)
         unikernels.bf16_gemm_nt(a, b, d)
-    assert [kernel.program for kernel in kernels] == ["gemm_program"]
+    assert [kernel.program for kernel in kernels] == ["gemm"]
     assert d.eq(1).all()
 
 
@@ -86,11 +86,11 @@ def test_warmup_builds_what_calls_of_these_sizes_run(ascend, monkeypatch):
     built = []
     monkeypatch.setattr(ahead_of_time, "_in_processes", lambda _, jobs, *__: built.extend(kernel for (kernel,) in jobs))
     ahead_of_time.warmup([(40, 80, 256)], 0, 1, lambda *_: None)
-    assert collections.Counter(kernel.program for kernel in built) == {"gemm_program": 4, "scales_program": 2}
+    assert collections.Counter(kernel.program for kernel in built) == {"gemm": 4, "scales": 2}
     built.clear()
     ahead_of_time.warmup([(40, 80, 256)], 4, 1, lambda *_: None)
     programs = collections.Counter(kernel.program for kernel in built)
-    assert programs == {"m_grouped_program": 12, "k_grouped_program": 4, "zero_gaps_program": 1}
+    assert programs == {"m_grouped": 12, "k_grouped": 4, "zero_gaps": 1}
     a, b = torch.zeros(4, 40, 256, dtype=torch.bfloat16), torch.zeros(4, 80, 256, dtype=torch.bfloat16)
     with collected_kernels() as kernels:
         sizes = torch.tensor([3, 40, 0, 7], dtype=torch.int32)

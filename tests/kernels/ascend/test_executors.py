@@ -86,10 +86,10 @@ def test_npu_executor_compiles_each_variant_once(monkeypatch):
     runner = npu.NpuExecutor()
     a, b = torch.zeros(2), torch.zeros(3)
     for variant, given in (("one", (a, b, 0.5)), ("one", (b, a, 2)), ("two", (a,))):
-        runner.run(kernel.Kernel("gemm_program", variant), *given)
-    assert compiled == [("gemm_program", "ascend")] * 2
+        runner.run(kernel.Kernel("gemm", variant), *given)
+    assert compiled == [("gemm", "ascend")] * 2
     assert launched == [(a, b, 0.5), (b, a, 2), (a,)]
-    runner.build(kernel.Kernel("gemm_program", "three"))
+    runner.build(kernel.Kernel("gemm", "three"))
     assert len(compiled) == len(launched) == 3
 
 
@@ -117,12 +117,12 @@ def test_discovery_imports_no_tilelang():
 
 _PREPARATION = """
 import sys, time
-from unikernels.backends.ascend.kernels.gemm_variant import GemmVariant, Tiles
+from unikernels.backends.ascend.programs.gemm_variant import GemmVariant, Tiles
 from unikernels.backends.ascend.runtime.kernel import Kernel
 from unikernels.backends.ascend.runtime.simulated import prepared
 variant = GemmVariant("bf16", False, True, True, "bfloat16", "accumulate", Tiles(64, 64, 256, 64), 32)
 start, processor = time.perf_counter(), time.process_time()
-prepared(Kernel("gemm_program", variant))
+prepared(Kernel("gemm", variant))
 print("tilelang" in sys.modules, time.perf_counter() - start, time.process_time() - processor)
 """
 
@@ -159,6 +159,6 @@ def test_threads_lower_a_kernel_once(ascend, tmp_path, monkeypatch):
     monkeypatch.setenv("UNIKERNELS_SIMULATOR_CACHE", str(tmp_path))
     cache = Cache()
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: simulated._lowered(Kernel("gemm_program", "once"), cache), range(16)))
+        found = list(pool.map(lambda _: simulated._lowered(Kernel("gemm", "once"), cache), range(16)))
     assert found == [stand_in] * 16
     assert lowered == ["once"]

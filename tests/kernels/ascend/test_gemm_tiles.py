@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unikernels.backends.ascend.kernels.gemm_tiles import CAPACITY, choose, cost, footprint
-from unikernels.backends.ascend.kernels.gemm_variant import ELEMENT_BITS, Packed, Tiles
+from unikernels.backends.ascend.programs.gemm_variant import ELEMENT_BITS, Packed, Tiles
 
 SIZES = st.integers(1, 1 << 17)
 

@@ -9,7 +9,7 @@ import torch
 
 import unikernels as uk
 from unikernels.backends.ascend.kernels.gemm_tiles import fits, footprint
-from unikernels.backends.ascend.kernels.gemm_variant import Packed, Tiles
+from unikernels.backends.ascend.programs.gemm_variant import Packed, Tiles
 from unikernels.backends.ascend.runtime import simulated
 from unikernels.operations.gemm import E2M1_VALUES
 

@@ -11,22 +11,20 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .epilogue_steps import Outputs, epilogue_tiles, store_tile
-from .gathered_k_variant import GatheredKVariant
 from .gemm_steps import Matrix, Place, Source, banded, ending_at, gm_types, multiply_tile, on_chip_tiles
-from .gemm_variant import PAIR
+from .gemm_variant import PAIR, GemmVariant
 
 
-def build(variant: GatheredKVariant) -> Any:
+def build(variant: GemmVariant) -> Any:
     """Return the prim_func of a variant: D[g] = [D[g] +] A_g @ B_g.T, dynamic in all sizes.
 
-    Its arguments are always (A [K, M], B [K, N], D [G, M, N], starts [G], stops [G]); A and B have no pitch.
+    Its arguments are always (A [K, M], B [K, N], D [G, M, N], starts [G], stops [G]); A and B are bfloat16 and have no pitch.
 
     Each group sees operands that end where it does, so that copies fill tiles with zeros behind it.
     """
-    gemm = variant.gemm
     G = T.dynamic("G")
-    *_, d_type, _, M, N, K = gm_types(gemm, d_groups=(G,))
-    bm, bn, cores = gemm.tiles.m, gemm.tiles.n, gemm.num_cores
+    *_, d_type, _, M, N, K = gm_types(variant, d_groups=(G,))
+    bm, bn, cores = variant.tiles.m, variant.tiles.n, variant.num_cores
 
     @T.prim_func
     def gathered_k_gemm(
@@ -37,9 +35,9 @@ def build(variant: GatheredKVariant) -> Any:
         stops: T.Tensor((G,), "int32"),
     ):
         with T.MixedKernel(cores) as (core, vector_core):
-            tiles = on_chip_tiles(gemm, vector_core)
+            tiles = on_chip_tiles(variant, vector_core)
             c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(gemm, vector_core)
+            halves = epilogue_tiles(variant, vector_core)
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             turn = T.alloc_var("int32")  # core that takes the next tile
@@ -55,13 +53,13 @@ def build(variant: GatheredKVariant) -> Any:
                     first = (core + cores - turn) % cores
                 source = Source(Matrix(ending_at(A, stop)), Matrix(ending_at(B, stop)), None, None)
                 for step in range(T.ceildiv(rows * columns - first, cores)):
-                    m, n = banded(gemm, step * cores + first, rows, columns, 0)
+                    m, n = banded(variant, step * cores + first, rows, columns, 0)
                     T.assume(m >= 0 and m < M)
                     T.assume(n >= 0 and n < N)
                     at = Place(m, n, k, depth)
                     outputs = Outputs(Matrix(D, (g,)), columns=N, factor=T.float32(1))
-                    multiply_tile(gemm, tiles, c0, source, outputs.d, at)
-                    store_tile(gemm, c0, halves, outputs, at)
+                    multiply_tile(variant, tiles, c0, source, outputs.d, at)
+                    store_tile(variant, c0, halves, outputs, at)
                 turn = (turn + rows * columns) % cores
 
     return gathered_k_gemm

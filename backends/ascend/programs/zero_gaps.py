@@ -10,7 +10,7 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .zero_gaps_variant import ZeroGapsVariant
+from .variants import ZeroGapsVariant
 
 THREADS = 256
 

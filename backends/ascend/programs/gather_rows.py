@@ -10,7 +10,7 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .gather_rows_variant import GatherRowsVariant
+from .variants import GatherRowsVariant
 
 THREADS = 256
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .batched_variant import BatchedVariant
 from .epilogue_steps import Outputs, epilogue_tiles, store_tile
 from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
+from .variants import BatchedVariant
 
 
 def build(variant: BatchedVariant) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .sum_splits_variant import SumSplitsVariant
+from .variants import SumSplitsVariant
 
 THREADS = 256
 

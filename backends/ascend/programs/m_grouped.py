@@ -12,7 +12,7 @@ import tilelang.ascend.language as T
 
 from .epilogue_steps import Outputs, epilogue_tiles, store_tile
 from .gemm_steps import Matrix, Place, Source, banded, elements, ending_at, gm_types, multiply_tile, on_chip_tiles
-from .m_grouped_variant import MGroupedVariant
+from .variants import MGroupedVariant
 
 
 def build(variant: MGroupedVariant) -> Any:

@@ -13,7 +13,7 @@ import tilelang.ascend.language as T
 from .epilogue_steps import Outputs, epilogue_tiles, store_tile
 from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
 from .gemm_variant import PAIR
-from .k_grouped_variant import KGroupedVariant
+from .variants import KGroupedVariant
 
 
 def build(variant: KGroupedVariant) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .scales_variant import ScalesVariant
+from .variants import ScalesVariant
 
 THREADS = 256
 BLOCK_K = 32
