@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -44,9 +45,54 @@ def test_a_changed_byte_is_noticed(tmp_path):
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     cache = Cache(tmp_path)
     monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with (
+        pytest.raises(OSError, match="disk full"),
+        pytest.warns(RuntimeWarning, match=r"cannot be written \(disk full"),
+    ):
         cache.store("so", "k", b"payload")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_moves_the_cache_with_one_warning(tmp_path, monkeypatch):
+    cache, write = Cache(tmp_path), os.replace
+
+    def replace(source, target):
+        if target.parent == tmp_path:
+            raise OSError(28, "No space left on device")
+        write(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.warns(RuntimeWarning, match=rf"{tmp_path} is not used: it cannot be written \(.*No space left"):
+        cache.store("so", "k", b"payload")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.store("so", "l", b"another")
+    assert (cache.load("so", "k"), cache.load("so", "l")) == (b"payload", b"another")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path):
+    cache = Cache(tmp_path / "folder")
+    cache.store("so", "k", b"payload")
+    shutil.rmtree(tmp_path / "folder")
+    assert cache.load("so", "k") is None
+    cache.store("so", "k", b"payload")
+    assert cache.load("so", "k") == b"payload"
+    assert cache.folder == tmp_path / "folder"
+    shutil.rmtree(tmp_path / "folder")
+    (tmp_path / "folder").write_text("a file now")
+    with pytest.warns(RuntimeWarning, match="cannot be written"):
+        cache.store("so", "k", b"payload")
+    assert cache.load("so", "k") == b"payload"
+
+
+def test_a_folder_in_an_entrys_place_is_survived(tmp_path):
+    cache = Cache(tmp_path)
+    (tmp_path / "k.so").mkdir()
+    assert cache.load("so", "k") is None
+    with pytest.warns(RuntimeWarning, match="Is a directory"):
+        cache.store("so", "k", b"payload")
+    assert cache.load("so", "k") == b"payload"
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX permissions")
@@ -137,15 +183,16 @@ def test_a_truncated_library_is_rebuilt(tmp_path, run_ascend, monkeypatch):
     assert library.stat().st_size > 1000
 
 
-def test_a_broken_precompiled_header_is_survived(tmp_path, run_ascend, monkeypatch):
+@pytest.mark.parametrize("content", ["truncated", "garbage"])
+def test_a_broken_precompiled_header_is_survived_and_made_again(tmp_path, run_ascend, monkeypatch, content):
     compile_once(tmp_path, run_ascend, monkeypatch)
     headers = list(tmp_path.glob("prefix-*/prefix.h.gch"))
     for header in headers:
-        header.write_bytes(header.read_bytes()[:5000])
-    for library in tmp_path.glob("*.so"):
-        library.unlink()
-    launch._load.cache_clear()
-    compile_once(tmp_path, run_ascend, monkeypatch)
+        header.write_bytes(header.read_bytes()[:5000] if content == "truncated" else b"\xfa\xfb not text \xff")
+        (header.parent / "prefix.h").write_bytes(b"\xfa\xfb garbage \xff")
+    for body in (BODY * 3, BODY * 4):
+        compile_once(tmp_path, run_ascend, monkeypatch, body)
+    assert all(header.stat().st_size > 100_000 for header in headers)
 
 
 def test_the_key_follows_flags_compiler_and_cpu(tmp_path, monkeypatch):

@@ -5,11 +5,13 @@ Stores bytes under (kind, key) and gives them back only if they are complete. Wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
 import tempfile
+import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -55,29 +57,36 @@ def why_unusable(folder: Path) -> str | None:
 
 
 class Cache:
-    """Files under one folder. An unusable folder is replaced by a temporary one, with one warning."""
+    """Files under one folder. A folder that is or becomes unusable is replaced by a temporary one, with one warning."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or _default_folder()
         self._checked = False
+        self._lock = threading.Lock()
 
     @property
     def folder(self) -> Path:
         """The folder in use; checked on first use and created if needed."""
         if not self._checked:
-            self._checked = True
-            reason = why_unusable(self._folder)
-            if reason is not None:
-                temporary = tempfile.mkdtemp(prefix="unikernels-simulator-")
-                weakref.finalize(self, shutil.rmtree, temporary, True)
-                warnings.warn(
-                    f"simulator cache folder {self._folder} is not used: {reason}. "
-                    "Compiled kernels are kept in a temporary folder until this process ends.",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-                self._folder = Path(temporary)
+            with self._lock:
+                if not self._checked:
+                    reason = why_unusable(self._folder)
+                    if reason is not None:
+                        self._leave(reason)
+                    self._checked = True
         return self._folder
+
+    def _leave(self, reason: str) -> None:
+        """Go on in a temporary folder."""
+        temporary = tempfile.mkdtemp(prefix="unikernels-simulator-")
+        weakref.finalize(self, shutil.rmtree, temporary, True)
+        unusable, self._folder = self._folder, Path(temporary)
+        warnings.warn(
+            f"simulator cache folder {unusable} is not used: {reason}. "
+            "Compiled kernels are kept in a temporary folder until this process ends.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def path(self, kind: str, key: str) -> Path:
         """Where an entry lives, whether or not it exists."""
@@ -93,21 +102,38 @@ class Cache:
         payload, footer = data[:-40], data[-40:]
         if len(data) >= 40 and footer == _MAGIC + hashlib.sha256(payload).digest():
             return payload
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that has become read-only
+            path.unlink(missing_ok=True)
         return None
 
     def store(self, kind: str, key: str, payload: bytes) -> Path:
-        """Write an entry so that readers see either nothing or all of it; returns its path."""
-        path = self.path(kind, key)
-        handle, name = tempfile.mkstemp(dir=self.folder, prefix=".writing-")
+        """Write an entry so that readers see either nothing or all of it; returns its path.
+
+        The folder may have been deleted, filled or taken away since it was checked: it is then made again or left.
+        """
+        folder = self.folder
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(payload + _MAGIC + hashlib.sha256(payload).digest())
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o600)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        return path
+            return _write(folder, self.path(kind, key), payload)
+        except OSError as error:
+            with self._lock:
+                if self._folder == folder:  # else another thread has left it
+                    is_gone = isinstance(error, FileNotFoundError)
+                    reason = why_unusable(folder) if is_gone else f"it cannot be written ({error})"
+                    if reason is not None:
+                        self._leave(reason)
+        return _write(self.folder, self.path(kind, key), payload)
+
+
+def _write(folder: Path, path: Path, payload: bytes) -> Path:
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload + _MAGIC + hashlib.sha256(payload).digest())
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o600)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path

@@ -123,15 +123,18 @@ def _build_prefix(command: list[str], folder: Path) -> None:
 
     The folder appears complete, by one rename, or not at all.
     """
-    with tempfile.TemporaryDirectory(prefix=".prefix-", dir=folder.parent) as building:
+    # The folder may be full or gone, or another process was first: kernels compile without it.
+    with (
+        contextlib.suppress(OSError),
+        tempfile.TemporaryDirectory(prefix=".prefix-", dir=folder.parent, ignore_cleanup_errors=True) as building,
+    ):
         made = Path(building) / "made"
         made.mkdir(mode=0o700)
         (made / "prefix.h").write_text(_PREFIX)
         words = [w for w in command if w not in ("-shared", "-nodefaultlibs")]
         target = ["-x", "c++-header", str(made / "prefix.h"), "-o", str(made / "prefix.h.gch")]
         if subprocess.run([*words, *target], capture_output=True, check=False).returncode == 0:
-            with contextlib.suppress(OSError):  # another process was first
-                made.rename(folder)
+            made.rename(folder)
 
 
 @contextlib.contextmanager
@@ -192,6 +195,8 @@ def compile_kernel(
         if result.returncode != 0 and prefix:
             # Either the kernel or the precompiled header is broken; a second try, without the header, tells which.
             result = _run_compiler(command, [], source, library)
+            if result.returncode == 0:
+                shutil.rmtree(Path(prefix[1]).parent, ignore_errors=True)  # the next kernel makes it again
         if result.returncode != 0:
             raise _explain(text, name, result.stderr)
         return cache.store("so", key, library.read_bytes())
@@ -201,7 +206,8 @@ def _run_compiler(
     command: list[str], prefix: list[str], source: Path, library: Path
 ) -> subprocess.CompletedProcess[str]:
     words = [*command, *prefix, str(source), "-o", str(library), *_LIBRARIES.split()]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    # What a broken header makes the compiler print need not be text.
+    return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
 
 
 def source_line(library: Path, offset: int, name: str) -> int:
