@@ -10,9 +10,12 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .epilogue_steps import Outputs, epilogue_tiles, store_tile
-from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
+from .epilogue_steps import Outputs
+from .gemm_steps import Place, Source
+from .gm_steps import Matrix, elements, gm_types
+from .tile_steps import buffers_of, compute_tile
 from .variants import BatchedVariant
+from .walk_steps import banded
 
 
 def build(variant: BatchedVariant) -> Any:
@@ -42,9 +45,7 @@ def build(variant: BatchedVariant) -> Any:
         with T.MixedKernel(cores) as (core, vector_core):
             a = elements(gemm, A, batch, M, K)
             b = elements(gemm, B, batch, N, K)
-            tiles = on_chip_tiles(gemm, vector_core)
-            c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(gemm, vector_core)
+            buffers = buffers_of(gemm, vector_core)
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             per_entry = rows * columns
@@ -54,8 +55,6 @@ def build(variant: BatchedVariant) -> Any:
                 i = T.alloc_var("int32")
                 i = (step * cores + core) // per_entry
                 T.assume(i >= 0 and i < batch)
-                T.assume(m >= 0 and m < M)
-                T.assume(n >= 0 and n < N)
                 at = Place(m, n, 0, K)
                 if variant.sums_batch:
                     source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB), entries=batch)
@@ -63,7 +62,6 @@ def build(variant: BatchedVariant) -> Any:
                 else:
                     source = Source(Matrix(a, (i,)), Matrix(b, (i,)), Matrix(SA, (i,)), Matrix(SB, (i,)))
                     outputs = Outputs(Matrix(D, (i,)), Matrix(C, (i,)), Matrix(SFD, (i,)), count, N, factor)
-                multiply_tile(gemm, tiles, c0, source, outputs.d, at)
-                store_tile(gemm, c0, halves, outputs, at)
+                compute_tile(gemm, buffers, source, outputs, at)
 
     return batched_gemm

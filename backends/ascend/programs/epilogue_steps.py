@@ -11,10 +11,11 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .gemm_steps import Matrix, Place, always_conflict, trimmed, unit_flag
+from .gemm_steps import Place, always_conflict, trimmed, unit_flag
 from .gemm_variant import GemmVariant
+from .gm_steps import Matrix
+from .vector_steps import THREADS
 
-THREADS = 256
 BLOCK = 32  # columns of one scale
 _MANTISSA, _INFINITY, _MAGNITUDE, _SIGN = 0x7FFFFF, 0x7F800000, 0x7FFFFFFF, -(1 << 31)
 _E4M3_NAN = 0x7F
@@ -23,7 +24,7 @@ _HALF_SUBNORMAL = 0x00400000  # bits of 2^-127
 
 
 @dataclass(frozen=True, eq=False)
-class Epilogue:
+class Halves:
     """Halves of a tile in UB, one per vector core (None if the epilogue needs none), and which of the two this core is."""
 
     vector_core: Any
@@ -61,28 +62,28 @@ class Outputs:
 
 
 @T.macro
-def epilogue_tiles(variant: GemmVariant, vector_core: Any) -> Epilogue:
+def epilogue_tiles(variant: GemmVariant, vector_core: Any) -> Halves:
     """Allocate what the epilogue works on in UB."""
     shape = (variant.tiles.m // 2, variant.tiles.n)
-    tiles = Epilogue(vector_core)
+    tiles = Halves(vector_core)
     if variant.epilogue != "store":
         product = T.alloc_shared(shape, "float32")
         result = T.alloc_shared(shape, variant.out)
         T.annotate_buffer_versions({product: 1, result: 1})
-        tiles = Epilogue(vector_core, product, result)
+        tiles = Halves(vector_core, product, result)
         if variant.adds:
             addend = T.alloc_shared(shape, variant.out)
             T.annotate_buffer_versions({addend: 1})
-            tiles = Epilogue(vector_core, product, result, addend)
+            tiles = Halves(vector_core, product, result, addend)
         if variant.epilogue == "quantise":
             scales = T.alloc_shared((variant.tiles.n // variant.word_columns, variant.tiles.m // 2), variant.sfd)
             T.annotate_buffer_versions({scales: 1})
-            tiles = Epilogue(vector_core, product, result, None, scales)
+            tiles = Halves(vector_core, product, result, None, scales)
     return tiles
 
 
 @T.macro
-def store_tile(variant: GemmVariant, c0: Any, tiles: Epilogue, outputs: Outputs, at: Place) -> None:
+def store_tile(variant: GemmVariant, c0: Any, tiles: Halves, outputs: Outputs, at: Place) -> None:
     """Store the accumulator of the tile at `at` as the variant's epilogue says."""
     bm, bn, epilogue = variant.tiles.m, variant.tiles.n, variant.epilogue
     if epilogue == "store":
@@ -112,7 +113,7 @@ def store_tile(variant: GemmVariant, c0: Any, tiles: Epilogue, outputs: Outputs,
 
 
 @T.macro
-def _store_runs(variant: GemmVariant, tiles: Epilogue, outputs: Outputs, at: Place) -> None:
+def _store_runs(variant: GemmVariant, tiles: Halves, outputs: Outputs, at: Place) -> None:
     """Store runs of columns, none of which crosses the middle of a head: column n goes to n + (n + right) // head * middle."""
     run = variant.run
     head, middle, right = outputs.head
@@ -130,7 +131,7 @@ def _store_runs(variant: GemmVariant, tiles: Epilogue, outputs: Outputs, at: Pla
 
 
 @T.macro
-def _scale_and_add(variant: GemmVariant, tiles: Epilogue, alpha: Any) -> None:
+def _scale_and_add(variant: GemmVariant, tiles: Halves, alpha: Any) -> None:
     """result = [addend +] alpha * product, rounded once."""
     with T.SimtVF(threads=THREADS):
         for i, j in T.Parallel(variant.tiles.m // 2, variant.tiles.n):
@@ -143,7 +144,7 @@ def _scale_and_add(variant: GemmVariant, tiles: Epilogue, alpha: Any) -> None:
 
 
 @T.macro
-def _quantise(variant: GemmVariant, tiles: Epilogue, outputs: Outputs, at: Place) -> None:
+def _quantise(variant: GemmVariant, tiles: Halves, outputs: Outputs, at: Place) -> None:
     """result = codes of E4M3 of the product rounded to bfloat16 and clamped, with one exponent per 32 columns; counts the clamped.
 
     A thread owns the columns of one scale word of a row. Magnitudes are compared as integers, which orders NaN last. Indices
@@ -208,7 +209,7 @@ def _bfloat16_bits(value: Any) -> Any:
 
 
 @T.macro
-def _round_stochastically(variant: GemmVariant, tiles: Epilogue, num_columns: Any, first_column: Any) -> None:
+def _round_stochastically(variant: GemmVariant, tiles: Halves, num_columns: Any, first_column: Any) -> None:
     """result = bits of bfloat16, rounded by 16-bit draws from a hash of four neighbouring columns."""
     with T.SimtVF(threads=THREADS):
         for i, quad in T.Parallel(variant.tiles.m // 2, variant.tiles.n // 4):

@@ -11,8 +11,7 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .variants import GatherRowsVariant
-
-THREADS = 256
+from .vector_steps import row_of_zeros
 
 
 def build(variant: GatherRowsVariant) -> Any:
@@ -28,11 +27,8 @@ def build(variant: GatherRowsVariant) -> Any:
     ):
         with T.Kernel(cores) as core:
             moved = T.alloc_shared((1, block), "bfloat16")
-            zeros = T.alloc_shared((1, block), "bfloat16")
-            T.annotate_buffer_versions({moved: 2, zeros: 1})
-            with T.SimtVF(threads=THREADS):
-                for i in T.Parallel(block):
-                    zeros[0, i] = 0
+            T.annotate_buffer_versions({moved: 2})
+            zeros = row_of_zeros(block, "bfloat16")
             parts = T.ceildiv(C, block)
             for step in range(T.ceildiv(N * parts - core, cores)):
                 row = T.alloc_var("int32")

@@ -10,9 +10,12 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .epilogue_steps import Outputs, epilogue_tiles, store_tile
-from .gemm_steps import Matrix, Place, Source, banded, ending_at, gm_types, multiply_tile, on_chip_tiles
+from .epilogue_steps import Outputs
+from .gemm_steps import Place, Source
 from .gemm_variant import PAIR, GemmVariant
+from .gm_steps import Matrix, ending_at, gm_types
+from .tile_steps import buffers_of, compute_tile
+from .walk_steps import Turns, banded
 
 
 def build(variant: GemmVariant) -> Any:
@@ -35,13 +38,10 @@ def build(variant: GemmVariant) -> Any:
         stops: T.Tensor((G,), "int32"),
     ):
         with T.MixedKernel(cores) as (core, vector_core):
-            tiles = on_chip_tiles(variant, vector_core)
-            c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(variant, vector_core)
+            buffers = buffers_of(variant, vector_core)
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
-            turn = T.alloc_var("int32")  # core that takes the next tile
-            turn = 0
+            turns = Turns(core, cores)
             for g in range(G):
                 k = T.alloc_var("int32")
                 depth = T.alloc_var("int32")
@@ -50,16 +50,13 @@ def build(variant: GemmVariant) -> Any:
                 with T.Task():  # one for the scheduler to place
                     k = T.max(T.min(starts[g], stop), 0)
                     depth = T.max(stop - k, PAIR)  # an empty group multiplies zeros
-                    first = (core + cores - turn) % cores
+                    first = turns.first()
                 source = Source(Matrix(ending_at(A, stop)), Matrix(ending_at(B, stop)), None, None)
                 for step in range(T.ceildiv(rows * columns - first, cores)):
                     m, n = banded(variant, step * cores + first, rows, columns, 0)
-                    T.assume(m >= 0 and m < M)
-                    T.assume(n >= 0 and n < N)
                     at = Place(m, n, k, depth)
                     outputs = Outputs(Matrix(D, (g,)), columns=N, factor=T.float32(1))
-                    multiply_tile(variant, tiles, c0, source, outputs.d, at)
-                    store_tile(variant, c0, halves, outputs, at)
-                turn = (turn + rows * columns) % cores
+                    compute_tile(variant, buffers, source, outputs, at)
+                turns.pass_on(rows * columns)
 
     return gathered_k_gemm

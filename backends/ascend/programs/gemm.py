@@ -10,9 +10,12 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .epilogue_steps import Outputs, epilogue_tiles, store_tile
-from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
+from .epilogue_steps import Outputs
+from .gemm_steps import Place, Source
 from .gemm_variant import GemmVariant
+from .gm_steps import Matrix, elements, gm_types
+from .tile_steps import buffers_of, compute_tile
+from .walk_steps import banded
 
 
 def build(variant: GemmVariant) -> Any:
@@ -44,18 +47,13 @@ def build(variant: GemmVariant) -> Any:
             a = elements(variant, A, M, K)
             b = elements(variant, B, N, K)
             source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB))
-            tiles = on_chip_tiles(variant, vector_core)
-            c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(variant, vector_core)
+            buffers = buffers_of(variant, vector_core)
             outputs = Outputs(Matrix(D), Matrix(C), Matrix(SFD), count, N, factor, (head, middle, right))
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
             for step in range(T.ceildiv(rows * columns - core, cores)):
                 m, n = banded(variant, step * cores + core, rows, columns, 0)
-                T.assume(m >= 0 and m < M)
-                T.assume(n >= 0 and n < N)
                 at = Place(m, n, 0, K)
-                multiply_tile(variant, tiles, c0, source, Matrix(D), at)
-                store_tile(variant, c0, halves, outputs, at)
+                compute_tile(variant, buffers, source, outputs, at)
 
     return gemm

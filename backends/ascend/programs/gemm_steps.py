@@ -1,8 +1,4 @@
-"""The steps every GEMM program shares: one tile from GM through L1 and L0 into the accumulator.
-
-A program walks over tiles and hands each one to `multiply_tile`, and to `store_tile` of epilogue_steps.py; where a tile's
-matrices lie in GM it says with `Matrix`. Importing this module imports TileLang.
-"""
+"""The product of a tile: operands from GM through L1 and L0 into the accumulator. Importing this module imports TileLang."""
 
 # mypy: ignore-errors
 # TileLang rewrites macros from their source: assignments declare buffers and variables.
@@ -14,21 +10,7 @@ import tilelang.ascend.language as T
 
 from .fp4_steps import Codes, code_tiles, expand_tile
 from .gemm_variant import FRACTAL, PAIR, STREAMED_VERSIONS, GemmVariant
-
-BAND = 8  # tiles of M that cores work on side by side, so that they share tiles of B in L2
-DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn", "fp32": "float32"}
-
-
-@dataclass(frozen=True, eq=False)  # macros return tuples without their names
-class Matrix:
-    """A matrix in GM: the last two axes of a buffer, at an index of the axes before them."""
-
-    buffer: Any
-    index: tuple[Any, ...] = ()
-
-    def block(self, row: Any, rows: Any, column: Any, columns: Any) -> Any:
-        """Return a region. Copies clamp it to the buffer and fill what is missing of an L1 tile with zeros."""
-        return self.buffer[(*self.index, slice(row, row + rows), slice(column, column + columns))]
+from .gm_steps import DTYPES, Matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,76 +158,6 @@ def on_chip_tiles(variant: GemmVariant, vector_core: Any) -> OnChip:
     return tiles
 
 
-def gm_types(
-    variant: GemmVariant, a_groups: tuple[Any, ...] = (), b_groups: tuple[Any, ...] = (), d_groups: tuple[Any, ...] = ()
-) -> tuple[Any, ...]:
-    """Return the types of A, B, SA, SB, C, D, SFD and the symbols M, N, K.
-
-    Args:
-        a_groups, b_groups, d_groups: sizes in front of the last two; all strides but the last are free.
-    """
-    M, N, K, KP, KB = (T.dynamic(name) for name in ("M", "N", "K", "KP", "KB"))
-    if variant.element == "fp4":
-        K = KB * 2
-
-    def strided(name: str, groups: tuple[Any, ...], rows: Any, columns: Any, dtype: str) -> Any:
-        outer = tuple(T.dynamic(f"group_{name}{i}") for i in range(len(groups)))
-        return T.StridedTensor((*groups, rows, columns), (*outer, T.dynamic(f"ld{name}"), 1), dtype)
-
-    def operand(name: str, groups: tuple[Any, ...], rows: Any, is_k_major: bool) -> Any:
-        if variant.element == "fp4":
-            return T.Tensor((*groups, rows, KB), "uint8")
-        if _is_packed(variant, name):
-            return strided(name, groups, *((rows, KB) if is_k_major else (K, T.dynamic(f"bytes_{name}"))), "uint8")
-        return strided(name, groups, *((rows, K) if is_k_major else (K, rows)), DTYPES[variant.element])
-
-    a, b = operand("a", a_groups, M, variant.a_is_k_major), operand("b", b_groups, N, variant.b_is_k_major)
-    sa = T.Tensor((*a_groups, KP, M) if variant.is_scaled else (1,), "int16")
-    sb = T.Tensor((*b_groups, KP, N) if variant.is_scaled else (1,), "int16")
-    columns = T.dynamic("ND") if variant.epilogue == "heads" else N
-    c, d = (strided(name, d_groups, M, columns, variant.out) for name in "cd")
-    sfd = strided("s", d_groups, T.dynamic("W"), M, variant.sfd) if variant.epilogue == "quantise" else c
-    return a, b, sa, sb, c, d, sfd, M, N, K
-
-
-def elements(variant: GemmVariant, operand: Any, *shape: Any) -> Any:
-    """Return an operand in GM as elements: FP4 arrives as bytes, because torch tensors count those."""
-    return T.view(operand, shape, dtype=DTYPES["fp4"]) if variant.element == "fp4" else operand
-
-
-def ending_at(operand: Any, rows: Any) -> Any:
-    """Return a tensor in GM as if it had `rows` rows only, so that copies end there and fill tiles with zeros behind."""
-    *groups, _, columns = operand.shape
-    strides = list(operand.strides)
-    if not strides:
-        strides = [columns, 1]
-        for size in reversed(operand.shape[1:-1]):
-            strides.insert(0, strides[0] * size)
-    return T.StridedTensor((*groups, rows, columns), tuple(strides), operand.dtype, data=operand.data)
-
-
-@T.macro
-def banded(variant: GemmVariant, index: Any, rows: Any, columns: Any, start: Any) -> tuple[Any, Any]:
-    """Return first row and column of the index-th of rows x columns tiles, the first of which is at row `start`.
-
-    Tiles go down a band of `BAND` rows of tiles, then to the next column of it.
-    """
-    m = T.alloc_var("int32")
-    n = T.alloc_var("int32")
-    band = T.alloc_var("int32")
-    place = T.alloc_var("int32")
-    height = T.alloc_var("int32")
-    # One task for the scheduler to place, not five. `Stage` keeps its neighbours, the steps of a tile, in the order of the
-    # program: searching a better one takes a second and finds none, as the pipes run apart whatever the order.
-    with T.Stage(0), T.Task():
-        band = index // (BAND * columns) * BAND
-        place = index % (BAND * columns)
-        height = T.min(rows - band, BAND)
-        m = start + (band + place % height) * variant.tiles.m
-        n = place // height * variant.tiles.n
-    return m, n
-
-
 @T.macro
 def multiply_tile(variant: GemmVariant, tiles: OnChip, c0: Any, source: Source, D: Matrix, at: Place) -> None:
     """c0 = the product of the tile of D at `at`.
@@ -298,18 +210,14 @@ def _load(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, done: 
     """
     bm, bn, bk = variant.tiles.m, variant.tiles.n, variant.tiles.k
     k = at.k + done
-    if not _is_packed(variant, "a"):
+    if not variant.is_packed("a"):
         T.copy(source.a.block(at.m, bm, k, bk) if variant.a_is_k_major else source.a.block(k, bk, at.m, bm), tiles.a1)
-    if not _is_packed(variant, "b"):
+    if not variant.is_packed("b"):
         T.copy(source.b.block(at.n, bn, k, bk) if variant.b_is_k_major else source.b.block(k, bk, at.n, bn), tiles.b1)
     if variant.is_scaled:
         pair = (at.scales_start + done if at.is_part_of_k else k) // PAIR
         T.copy(source.sa.block(pair, bk // PAIR, at.m, bm), tiles.sa1, transpose=True)
         T.copy(source.sb.block(pair, bk // PAIR, at.n, bn), tiles.sb1, transpose=True)
-
-
-def _is_packed(variant: GemmVariant, operand: str) -> bool:
-    return any(one.operand == operand for one in variant.packed)
 
 
 def _expand(variant: GemmVariant, tiles: OnChip, source: Source, at: Place, k: Any) -> None:

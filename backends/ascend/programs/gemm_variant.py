@@ -99,6 +99,10 @@ class GemmVariant:
     run: int = 0
     packed: tuple[Packed, ...] = ()
 
+    def is_packed(self, operand: Literal["a", "b"]) -> bool:
+        """Whether an operand arrives as FP4 and becomes FP8."""
+        return any(one.operand == operand for one in self.packed)
+
     @property
     def word_columns(self) -> int:
         """Columns of D whose scales share a word."""

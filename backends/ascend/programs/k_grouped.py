@@ -10,10 +10,13 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .epilogue_steps import Outputs, epilogue_tiles, store_tile
-from .gemm_steps import Matrix, Place, Source, banded, elements, gm_types, multiply_tile, on_chip_tiles
+from .epilogue_steps import Outputs
+from .gemm_steps import Place, Source
 from .gemm_variant import PAIR
+from .gm_steps import Matrix, elements, gm_types
+from .tile_steps import buffers_of, compute_tile
 from .variants import KGroupedVariant
+from .walk_steps import Turns, banded
 
 
 def build(variant: KGroupedVariant) -> Any:
@@ -44,14 +47,11 @@ def build(variant: KGroupedVariant) -> Any:
             a = elements(gemm, A, M, K)
             b = elements(gemm, B, N, K)
             source = Source(Matrix(a), Matrix(b), Matrix(SA), Matrix(SB))
-            tiles = on_chip_tiles(gemm, vector_core)
-            c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(gemm, vector_core)
+            buffers = buffers_of(gemm, vector_core)
             rows = T.ceildiv(M, bm)
             columns = T.ceildiv(N, bn)
-            turn = T.alloc_var("int32")  # core that takes the next tile
+            turns = Turns(core, cores)
             stop = T.alloc_var("int32")
-            turn = 0
             stop = 0
             for g in range(G):
                 start = T.alloc_var("int32")
@@ -68,15 +68,12 @@ def build(variant: KGroupedVariant) -> Any:
                     k = T.if_then_else(stop > start, start, T.ceildiv(K, PAIR) * PAIR)
                     depth = T.if_then_else(stop > start, stop - start, PAIR)
                     start = T.if_then_else(stop > start, start, 0)
-                    first = (core + cores - turn) % cores
+                    first = turns.first()
                 for step in range(T.ceildiv(rows * columns - first, cores)):
                     m, n = banded(gemm, step * cores + first, rows, columns, 0)
-                    T.assume(m >= 0 and m < M)
-                    T.assume(n >= 0 and n < N)
                     at = Place(m, n, k, depth, scales_start=start)
                     outputs = Outputs(Matrix(D, (g,)), Matrix(C, (g,)), columns=N, factor=alpha)
-                    multiply_tile(gemm, tiles, c0, source, outputs.d, at)
-                    store_tile(gemm, c0, halves, outputs, at)
-                turn = (turn + rows * columns) % cores
+                    compute_tile(gemm, buffers, source, outputs, at)
+                turns.pass_on(rows * columns)
 
     return k_grouped_gemm

@@ -10,9 +10,12 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
-from .epilogue_steps import Outputs, epilogue_tiles, store_tile
-from .gemm_steps import Matrix, Place, Source, banded, elements, ending_at, gm_types, multiply_tile, on_chip_tiles
+from .epilogue_steps import Outputs
+from .gemm_steps import Place, Source
+from .gm_steps import Matrix, elements, ending_at, gm_types
+from .tile_steps import buffers_of, compute_tile
 from .variants import MGroupedVariant
+from .walk_steps import Turns, banded
 
 
 def build(variant: MGroupedVariant) -> Any:
@@ -39,28 +42,23 @@ def build(variant: MGroupedVariant) -> Any:
         with T.MixedKernel(cores) as (core, vector_core):
             a = elements(gemm, A, *slabs, M, K)
             b = elements(gemm, B, G, N, K)
-            tiles = on_chip_tiles(gemm, vector_core)
-            c0 = T.alloc_l0c((bm, bn), "float32")
-            halves = epilogue_tiles(gemm, vector_core)
+            buffers = buffers_of(gemm, vector_core)
             columns = T.ceildiv(N, bn)
             if variant.layout == "index":
                 for step in range(T.ceildiv(T.ceildiv(M, bm) * columns - core, cores)):
                     m, n = banded(gemm, step * cores + core, T.ceildiv(M, bm), columns, 0)
                     g = T.alloc_var("int32")
                     T.assume(m >= 0 and m < M)
-                    T.assume(n >= 0 and n < N)
                     # Padding rows may stand between a group's rows, but not in front of them.
                     g = layout[m // alignment * alignment]
                     if g >= 0 and g < G:
                         T.assume(g >= 0 and g < G)
                         at = Place(m, n, 0, K)
                         source = Source(Matrix(a), Matrix(b, (g,)), Matrix(SA), Matrix(SB, (g,)))
-                        multiply_tile(gemm, tiles, c0, source, Matrix(D), at)
-                        store_tile(gemm, c0, halves, Outputs(Matrix(D), columns=N, factor=factor), at)
+                        compute_tile(gemm, buffers, source, Outputs(Matrix(D), columns=N, factor=factor), at)
             else:
-                turn = T.alloc_var("int32")  # core that takes the next tile
+                turns = Turns(core, cores)
                 stop = T.alloc_var("int32")
-                turn = 0
                 stop = 0
                 for g in range(G):
                     start = T.alloc_var("int32")
@@ -74,18 +72,15 @@ def build(variant: MGroupedVariant) -> Any:
                             start = 0
                             stop = T.min(layout[g], M)
                         count = T.ceildiv(stop - start, bm) * columns
-                        first = (core + cores - turn) % cores
+                        first = turns.first()
                     end = T.max(stop, 0)
                     slab = (g,) if variant.layout == "masked" else ()
                     own_a, own_d = Matrix(ending_at(a, end), slab), Matrix(ending_at(D, end), slab)
                     source = Source(own_a, Matrix(b, (g,)), Matrix(SA, slab), Matrix(SB, (g,)))
                     for step in range(T.ceildiv(count - first, cores)):
                         m, n = banded(gemm, step * cores + first, T.ceildiv(stop - start, bm), columns, start)
-                        T.assume(m >= 0 and m < end)
-                        T.assume(n >= 0 and n < N)
                         at = Place(m, n, 0, K)
-                        multiply_tile(gemm, tiles, c0, source, own_d, at)
-                        store_tile(gemm, c0, halves, Outputs(own_d, columns=N, factor=factor), at)
-                    turn = (turn + count) % cores
+                        compute_tile(gemm, buffers, source, Outputs(own_d, columns=N, factor=factor), at)
+                    turns.pass_on(count)
 
     return m_grouped_gemm

@@ -11,8 +11,8 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .variants import ScalesVariant
+from .vector_steps import THREADS
 
-THREADS = 256
 BLOCK_K = 32
 _PER_WORD = {"float32": 1, "int16": 2, "int32": 4}
 _SIGN_AND_MANTISSA, _INFINITY = 0x807FFFFF - (1 << 32), 0x7F800000

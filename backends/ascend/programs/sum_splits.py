@@ -11,8 +11,7 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .variants import SumSplitsVariant
-
-THREADS = 256
+from .vector_steps import THREADS
 
 
 def build(variant: SumSplitsVariant) -> Any:

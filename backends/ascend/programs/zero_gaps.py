@@ -11,8 +11,8 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .variants import ZeroGapsVariant
-
-THREADS = 256
+from .vector_steps import row_of_zeros
+from .walk_steps import Turns
 
 
 def build(variant: ZeroGapsVariant) -> Any:
@@ -23,22 +23,17 @@ def build(variant: ZeroGapsVariant) -> Any:
     @T.prim_func
     def zero_gaps(D: T.StridedTensor((M, N), (ldd, 1), variant.out), ends: T.Tensor((G,), "int32")):
         with T.Kernel(cores) as core:
-            zeros = T.alloc_shared((1, block), variant.out)
-            T.annotate_buffer_versions({zeros: 1})
-            with T.SimtVF(threads=THREADS):
-                for i in T.Parallel(block):
-                    zeros[0, i] = 0
+            zeros = row_of_zeros(block, variant.out)
             columns = T.ceildiv(N, block)
-            turn = T.alloc_var("int32")  # core that takes the next part of a row
+            turns = Turns(core, cores)
             stop = T.alloc_var("int32")
-            turn = 0
             stop = 0
             for g in range(G):
                 first = T.alloc_var("int32")
                 count = T.alloc_var("int32")
                 stop = T.max(T.ceildiv(stop, alignment) * alignment, T.min(ends[g], M))
                 count = (T.min(T.ceildiv(stop, alignment) * alignment, M) - stop) * columns
-                first = (core + cores - turn) % cores
+                first = turns.first()
                 for step in range(T.ceildiv(count - first, cores)):
                     row = T.alloc_var("int32")
                     n = T.alloc_var("int32")
@@ -47,6 +42,6 @@ def build(variant: ZeroGapsVariant) -> Any:
                     T.assume(row >= 0 and row < M)
                     T.assume(n >= 0 and n < N)
                     T.copy(zeros, D[row : row + 1, n : n + block])
-                turn = (turn + count) % cores
+                turns.pass_on(count)
 
     return zero_gaps
