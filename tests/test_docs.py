@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import unikernels
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 
@@ -81,11 +83,16 @@ def test_field_cases_mentioned_in_tests_are_listed():
     assert mentioned <= set(range(1, 56))
 
 
-def test_readme_python_runs(monkeypatch):
+@pytest.mark.parametrize("backend", ["cpu", "ascend"])
+def test_readme_python_runs(backend):
+    reason = unikernels.available_backends().get(backend, "it is not installed")
+    if reason is not None:
+        pytest.skip(f"backend '{backend}' cannot run here: {reason}")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+    with unikernels.use_backend(backend):
+        for block in blocks:
+            exec(compile(block, "README.md", "exec"), {})
 
 
 def test_docstring_examples_run():
