@@ -221,7 +221,7 @@ class TestCommandLine:
         monkeypatch.setattr(cpu, "gemm", explode)
         assert all(reason is None for line, reason in support.answers("cpu").items() if line[0] == "gemm")
 
-    def test_an_operation_a_backend_lacks_is_one_line(self, monkeypatch, tmp_path):
+    def test_an_operation_a_backend_lacks_is_one_line_and_says_why(self, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(type(_registry.backend("cpu")), "hc_prenorm_gemm", Backend.hc_prenorm_gemm)
         monkeypatch.setattr(_registry, "_bound", {})  # methods bound by earlier calls
         results = list(parity.run(parity.select(["hc_prenorm_gemm", "mega_mhc"]), ["cpu"]))
@@ -231,6 +231,10 @@ class TestCommandLine:
         assert rows.count("mega_mhc") == len({r.case.labels["dtype"] for r in results if r.operation == "mega_mhc"})
         report.write_html(tmp_path / "page.html", results)
         assert (tmp_path / "page.html").read_text().count("<td>hc_prenorm_gemm</td>") == 1
+        ((operation, backend, reason),) = report.refusals(results)
+        assert (operation, backend) == ("hc_prenorm_gemm", "cpu")
+        assert cli.main(["parity", "--backend", "cpu", "--op", "hc_prenorm_gemm"]) == 0
+        assert " ".join(reason.split()) in " ".join(capsys.readouterr().out.split())
 
     def test_bench(self, tmp_path):
         lines = tmp_path / "bench.jsonl"

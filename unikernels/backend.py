@@ -85,6 +85,11 @@ class Backend:
         """The device on which a user should create tensors for this backend."""
         return torch.device(self.device_types[0])
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether kernels run in a simulator, so that their wall time says nothing about a device."""
+        return False
+
     def num_cores(self) -> int:
         """Return how many cores (SMs, cube cores, worker threads) kernels use by default."""
         return 1

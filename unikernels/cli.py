@@ -1,4 +1,4 @@
-"""The ``unikernels`` command: doctor, parity, bench, tune, warmup, run, and the commands that backends add."""
+"""The command line: doctor, parity, bench, tune, warmup, run, and the commands that backends add."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -34,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         return code
     except (UnikernelsError, ValueError) as error:
-        Console(stderr=True).print(f"[bold red]unikernels {options.command}:[/] {error}", highlight=False)
+        Console(stderr=True).print(f"[bold red]unikernels {options.command}:[/] {escape(str(error))}", highlight=False)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="unikernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="unikernels", description="One DeepGEMM-compatible kernel API over pluggable backends."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
 
     doctor = commands.add_parser("doctor", help="show the environment, backends with reasons, and what they can do")
@@ -180,7 +183,13 @@ def _show(
     bad = [result for result in results if result.status in ("failed", "error")]
     for result in bad:
         console.print(
-            f"[bold red]{result.status}[/] {result.operation} {result.case.id} on {result.backend}: {result.message}"
+            f"[bold red]{result.status}[/] {result.operation} {result.case.id} on {result.backend}: "
+            + escape(result.message)
+        )
+    for (operation, backend, reason), count in report.refusals(results).items():
+        console.print(
+            f"[yellow]unsupported[/] {operation} on {backend}, {count} {'case' if count == 1 else 'cases'}: "
+            + escape(reason)
         )
     if as_json:
         as_json.write_text(report.as_json(results), encoding="utf-8")
@@ -223,6 +232,10 @@ def _bench(options: argparse.Namespace) -> int:
         return _predict(options)
     cases = _selection(options)
     backend = _backend_in_force(options.backend)
+    if _registry.backend(backend).is_simulated:
+        raise ValueError(
+            f"backend '{backend}' runs in a simulator here, whose own speed says nothing about a device. Use --predicted."
+        )
     shown = Table(title=f"Measured on '{backend}', warm caches", caption="median of steady runs; first run apart")
     for column in ("operation", "case", "first ms", "median ms", "min ms", "TFLOPS", "GB/s"):
         shown.add_column(column, justify="left" if column in ("operation", "case") else "right")
@@ -231,7 +244,7 @@ def _bench(options: argparse.Namespace) -> int:
             bar.advance(bar.task_ids[0])
             if not isinstance(one, Timing):
                 operation, case, reason = one
-                shown.add_row(operation.name, case.id, f"[yellow]{reason}[/]", "", "", "", "")
+                shown.add_row(operation.name, case.id, f"[yellow]{escape(reason)}[/]", "", "", "", "")
                 continue
             milliseconds = [f"{1e3 * value:.3f}" for value in (one.first, one.median, one.minimum)]
             shown.add_row(one.operation, one.case.id, *milliseconds, f"{one.tflops:.3f}", f"{one.gbps:.1f}")

@@ -8,6 +8,7 @@ import shutil
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from . import __version__, _registry, environment, support
@@ -47,8 +48,8 @@ def show(console: Console) -> int:
         backends.add_column(column, overflow="fold")
     for name, reason in _registry.available_backends().items():
         details = found.backends[name].details() if name in found.backends and reason is None else {}
-        state = "[green]available[/]" if reason is None else f"[yellow]unavailable[/]: {reason}"
-        backends.add_row(name, state, "\n".join(f"{key}: {value}" for key, value in details.items()))
+        state = "[green]available[/]" if reason is None else f"[yellow]unavailable[/]: {escape(reason)}"
+        backends.add_row(name, state, escape("\n".join(f"{key}: {value}" for key, value in details.items())))
     console.print(backends)
     _show_operations(console)
     return len(found.failures)
@@ -79,7 +80,7 @@ def _show_operations(console: Console) -> None:
         limits.add_column(column, overflow="fold")
     for name, answer in answers.items():
         for (operation_name, reason), combinations in _refusals(answer, capabilities(name)).items():
-            limits.add_row(name, operation_name, "; ".join(combinations), reason)
+            limits.add_row(name, operation_name, escape("; ".join(combinations)), escape(reason))
     if limits.row_count:
         console.print(limits)
 
@@ -105,7 +106,7 @@ def _refusals(answer: dict[support.Line, str | None], implements: dict[str, bool
 def _show_facts(console: Console) -> None:
     shown = Table(title="Environment", show_header=False)
     for name, value in facts().items():
-        shown.add_row(name, value)
+        shown.add_row(name, escape(value))
     for variable in environment.VARIABLES:
-        shown.add_row(variable.name, environment.read(variable.name) or "[dim]not set[/]")
+        shown.add_row(variable.name, escape(environment.read(variable.name)) or "[dim]not set[/]")
     console.print(shown)

@@ -63,6 +63,12 @@ class AscendBackend(Backend):
 
         return torch.device("npu" if chosen_name() == "npu" else "cpu")
 
+    @property
+    def is_simulated(self) -> bool:
+        from .runtime.executor import chosen_name
+
+        return chosen_name() == "sim"
+
     def num_cores(self) -> int:
         from .runtime.executor import executor_on
 
@@ -83,11 +89,16 @@ class AscendBackend(Backend):
     def details(self) -> Mapping[str, str]:
         from .runtime.executor import EXECUTORS, chosen_name
 
-        return {
+        details = {
             "executor": EXECUTORS[chosen_name()],
             "tilelang": importlib.metadata.version("tilelang"),
             "hazard checks": environment.read("UNIKERNELS_SIMULATOR_CHECK"),
         }
+        if self.is_simulated:
+            from .simulator.launch import shared_cache
+
+            details["kernels kept in"] = str(shared_cache().folder)
+        return details
 
     def convert_scales(
         self,

@@ -74,6 +74,13 @@ def missing(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
     }
 
 
+def refusals(results: Sequence[Result]) -> dict[tuple[str, str, str], int]:
+    """Count the unsupported results of each (operation, backend, reason)."""
+    return collections.Counter(
+        (result.operation, result.backend, result.message) for result in results if result.status == "unsupported"
+    )
+
+
 def grouped(results: Sequence[Result]) -> dict[tuple[str, str, str], list[Result]]:
     """Group results by (operation, dtype, backend), in order of appearance."""
     groups: dict[tuple[str, str, str], list[Result]] = collections.defaultdict(list)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import unikernels as uk
-from unikernels import environment
+from unikernels import cli, environment
 from unikernels.backends.ascend.runtime import executor
 from unikernels.errors import BackendUnavailableError, InvalidArgumentError
 
@@ -162,3 +162,13 @@ def test_threads_lower_a_kernel_once(ascend, tmp_path, monkeypatch):
         found = list(pool.map(lambda _: simulated._lowered(Kernel("gemm", "once"), cache), range(16)))
     assert found == [stand_in] * 16
     assert lowered == ["once"]
+
+
+def test_commands_print_reasons_as_they_are(monkeypatch, capsys):
+    """Brackets, as in the name of an extra, are no markup."""
+    _hide(monkeypatch, "tilelang")
+    assert cli.main(["parity", "--backend", "ascend"]) == 2
+    assert cli.main(["doctor"]) == 0
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert "pip install 'unikernels[ascend]'" in " ".join(text.split())

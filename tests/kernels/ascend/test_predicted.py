@@ -47,6 +47,8 @@ def test_command_prints_ratios_and_refuses_what_makes_no_sense(ascend, capsys):
     ):
         assert cli.main(["bench", "--predicted", *arguments]) == 2
         assert reason in " ".join(capsys.readouterr().err.split())
+    assert cli.main(["bench", "--backend", "ascend", "-k", "bf16-nt"]) == 2
+    assert "runs in a simulator here" in " ".join(capsys.readouterr().err.split())
 
 
 def test_shared_memory_passes_no_more_than_its_rate(ascend):
