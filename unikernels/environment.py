@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ VARIABLES = (
     Variable(
         "UNIKERNELS_CACHE_DIR",
         "",
-        "Where compiled kernels are kept; empty: DG_JIT_CACHE_DIR, else XDG_CACHE_HOME or ~/.cache/unikernels.",
+        "Where compiled kernels are kept; empty: DG_JIT_CACHE_DIR, else unikernels/ in XDG_CACHE_HOME or ~/.cache.",
     ),
     Variable(
         "DG_JIT_CACHE_DIR", "", "DeepGEMM's name for the kernel cache; honoured when UNIKERNELS_CACHE_DIR is empty."
@@ -52,7 +51,7 @@ VARIABLES = (
     Variable(
         "UNIKERNELS_SIMULATOR_CACHE",
         "",
-        "Where the simulator keeps compiled kernels, a folder of the user's own; empty: in the user's cache folder.",
+        "Where the simulator keeps compiled kernels, a folder of the user's own; empty: `simulator` in the folder above.",
     ),
     Variable("UNIKERNELS_SIMULATOR_CHECK", "on", "Hazard checks of simulated kernels; off is faster.", ("on", "off")),
     Variable("UNIKERNELS_CPU_COMPUTE", "auto", "dtype of decoded panels on the CPU.", ("auto", "bf16", "fp32")),
@@ -78,11 +77,3 @@ def read(name: str) -> str:
 def forget() -> None:
     """Read the environment anew on next use (for tests)."""
     read.cache_clear()
-
-
-def cache_dir() -> Path:
-    """Return the folder for compiled kernels; it need not exist yet."""
-    explicit = read("UNIKERNELS_CACHE_DIR") or read("DG_JIT_CACHE_DIR")
-    if explicit:
-        return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unikernels"

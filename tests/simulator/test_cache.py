@@ -231,3 +231,21 @@ def test_the_compiler_is_found_like_a_build_tool_finds_it(monkeypatch, tmp_path)
 def test_a_source_that_does_not_compile_says_where(run_ascend):
     with pytest.raises(KernelCompileError, match=r"kernel 'k_kernel' does not compile:\n.*k_kernel\.cpp:6.*error"):
         run_ascend("int x = ;", {"X": torch.zeros(4)})
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        (("UNIKERNELS_SIMULATOR_CACHE", "UNIKERNELS_CACHE_DIR"), "UNIKERNELS_SIMULATOR_CACHE"),
+        (("UNIKERNELS_CACHE_DIR", "DG_JIT_CACHE_DIR", "XDG_CACHE_HOME"), "UNIKERNELS_CACHE_DIR/simulator"),
+        (("DG_JIT_CACHE_DIR", "XDG_CACHE_HOME"), "DG_JIT_CACHE_DIR/simulator"),
+        (("XDG_CACHE_HOME", "HOME"), "XDG_CACHE_HOME/unikernels/simulator"),
+        (("HOME",), "HOME/.cache/unikernels/simulator"),
+    ],
+)
+def test_the_folder_is_the_first_that_the_environment_names(tmp_path, monkeypatch, variables, folder):
+    for name in ("UNIKERNELS_SIMULATOR_CACHE", "UNIKERNELS_CACHE_DIR", "DG_JIT_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name in variables:
+        monkeypatch.setenv(name, str(tmp_path / name))
+    assert Cache().folder == tmp_path / folder

@@ -33,8 +33,10 @@ def _default_folder() -> Path:
     chosen = os.environ.get("UNIKERNELS_SIMULATOR_CACHE")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "unikernels" / "simulator"
+    of_all_kernels = os.environ.get("UNIKERNELS_CACHE_DIR") or os.environ.get("DG_JIT_CACHE_DIR")
+    if of_all_kernels:
+        return Path(of_all_kernels) / "simulator"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unikernels" / "simulator"
 
 
 def why_unusable(folder: Path) -> str | None:
