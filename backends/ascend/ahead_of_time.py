@@ -19,9 +19,9 @@ import unikernels
 from unikernels.backend import Shape
 
 from .kernels import epilogues
-from .kernels.gemm_tiles import candidates, choose, cost, fits
+from .kernels.gemm_tiles import candidates, choose, cost
 from .kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save
-from .programs.gemm_variant import ELEMENT_BITS, Element, GemmVariant, Tiles
+from .programs.gemm_variant import ELEMENT_BITS, Element, Tiles
 from .runtime.executor import NUM_CORES, chosen_name, collected_kernels, executor_on
 from .runtime.kernel import Kernel
 from .sample_calls import usual_calls
@@ -95,23 +95,16 @@ def _keys(shapes: Sequence[Shape]) -> Iterator[TunedKey]:
                 yield TunedKey(element, element != "bf16", True, True, "bfloat16", NUM_CORES, m, n, k)
 
 
-def _heuristic(key: TunedKey) -> Tiles:
-    return choose(key.m, key.n, key.k, key.element, key.is_scaled, 2, "store", key.num_cores)
-
-
 def _candidates(key: TunedKey) -> list[Tiles]:
     """The heuristic's choice, the cheapest others that fit, and the cheapest for every depth along K."""
-    usable = [one for one in candidates(key.element) if fits(one, key.element, key.is_scaled, 2, "store")]
-    usable.sort(key=lambda one: (cost(one, key.m, key.n, key.k, key.element, key.num_cores), one))
+    form, sizes = key.form, key.sizes
+    usable = sorted(candidates(form), key=lambda one: (cost(form, sizes, one), one))
     of_depth = {one.k: one for one in reversed(usable)}
-    return list(dict.fromkeys([_heuristic(key), *usable[:_TRIED], *of_depth.values()]))
+    return list(dict.fromkeys([choose(form, sizes), *usable[:_TRIED], *of_depth.values()]))
 
 
 def _kernel(key: TunedKey, tiles: Tiles) -> Kernel:
-    variant = GemmVariant(
-        key.element, key.is_scaled, key.a_is_k_major, key.b_is_k_major, key.out, "store", tiles, key.num_cores
-    )
-    return Kernel("gemm", variant)
+    return Kernel("gemm", key.form.with_tiles(tiles))
 
 
 def _in_processes(

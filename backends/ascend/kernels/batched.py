@@ -6,33 +6,29 @@ No TileLang here; the program is in programs/batched.py.
 from __future__ import annotations
 
 from unikernels.operations import BatchedGemmProblem
-from unikernels.settings import CURRENT
 
 from ..programs.variants import BatchedVariant
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
-from .gemm import variant_for
+from .gemm_form import form_of, variant_for
+from .gemm_tiles import Sizes
 
 
 def why_not(problem: BatchedGemmProblem) -> str | None:
     """Return what this version has no kernel for, else None."""
-    return operands.why_not("a", problem.a) or operands.why_not("b", problem.b)
+    return operands.why_not(problem.a, problem.b)
 
 
 def batched_gemm(problem: BatchedGemmProblem) -> None:
     """D[i] = C[i] + alpha * A[i] @ B[i].T, or their sum."""
     executor = executor_for(problem.d)
-    num_cores = CURRENT.num_sms or executor.num_cores()
     a, b = problem.a, problem.b
-    copies = 1 if problem.sums_batch else problem.batch
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue)
-    gemm = variant_for(a, b, store, num_cores, copies=copies)
+    form = form_of(executor, a, b, store)
+    gemm = variant_for(form, Sizes(a.mn, b.mn, a.k, 1 if problem.sums_batch else problem.batch))
     executor.run(
         Kernel("batched", BatchedVariant(gemm, problem.sums_batch)),
-        operands.stored(a, gemm.element),
-        operands.stored(b, gemm.element),
-        operands.scale_words(executor, a),
-        operands.scale_words(executor, b),
+        *operands.arguments(executor, a, b, form),
         *store.arguments(),
     )

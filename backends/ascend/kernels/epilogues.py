@@ -32,7 +32,6 @@ class Store:
         count: int32 [1], or a stand-in.
         factor: alpha, or the largest magnitude of an FP8 D.
         head: (left + right, middle, right).
-        row_multiple, column_multiple: what the rows and columns of a tile must be multiples of.
     """
 
     epilogue: Epilogue
@@ -46,8 +45,6 @@ class Store:
     counts_clamped: bool = False
     run: int = 0
     head: tuple[int, int, int] = (1, 0, 0)
-    row_multiple: int = 16
-    column_multiple: int = 16
 
     def arguments(self) -> tuple[Tensor | float | int, ...]:
         """Return what a program takes after the operands: C, D, SFD, count, factor."""
@@ -93,7 +90,6 @@ def store(
         1.0,
         run=run,
         head=(left + right, middle, right),
-        column_multiple=run,
     )
 
 
@@ -117,8 +113,6 @@ def _quantise(d: Tensor, epilogue: FP8CastWithClamp, unused: Tensor) -> Store:
         math.inf if limit is None else limit,
         sfd=_WORDS[epilogue.sfd.dtype],
         counts_clamped=counts,
-        row_multiple=32,  # half the rows of a tile of int16 words fill 32 bytes, the alignment of rows in UB
-        column_multiple=32 * epilogue.sfd.element_size(),
     )
 
 

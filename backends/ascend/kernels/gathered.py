@@ -16,13 +16,13 @@ from unikernels.operations import (
     GroupedGemmProblem,
     GroupLayout,
 )
-from unikernels.settings import CURRENT
 
 from ..programs.variants import GatherRowsVariant
-from ..runtime.executor import Executor, executor_for
+from ..runtime.executor import Executor, cores_in_use, executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
-from .gemm import variant_for
+from .gemm_form import form_of, variant_for
+from .gemm_tiles import Sizes
 from .m_grouped import m_grouped_gemm
 
 
@@ -49,21 +49,14 @@ def gathered_k_grouped_gemm(problem: GatheredKGroupedGemmProblem) -> None:
     a, b = stored["a"], operands.canonical(stored["b"])
     store = epilogues.store(problem.d, problem.d if problem.accumulates else None, 1.0, None)
     num_groups = problem.d.shape[0]
-    gemm = variant_for(
-        problem.a,
-        problem.b,
-        store,
-        CURRENT.num_sms or executor.num_cores(),
-        depth=-(-a.shape[0] // num_groups),
-        copies=num_groups,
-    )
-    kernel = Kernel("gathered_k", gemm)
+    sizes = Sizes(problem.a.mn, problem.b.mn, -(-a.shape[0] // num_groups), num_groups)
+    kernel = Kernel("gathered_k", variant_for(form_of(executor, problem.a, problem.b, store), sizes))
     executor.run(kernel, operands.canonical(a), b, store.d, problem.k_start, problem.k_end)
 
 
 def _gathered(executor: Executor, source: Tensor, indices: Tensor) -> Tensor:
     """Return bfloat16 [len(indices), columns]: rows of the source, zeros where an index names none."""
     gathered = source.new_empty((indices.shape[0], source.shape[1]))
-    variant = GatherRowsVariant(block=4096, num_cores=2 * executor.num_cores())
+    variant = GatherRowsVariant(block=4096, num_cores=2 * cores_in_use(executor))
     executor.run(Kernel("gather_rows", variant), operands.unit_rows(source), indices, gathered)
     return gathered

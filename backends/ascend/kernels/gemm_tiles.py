@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass, replace
 
-from ..programs.gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, Element, Epilogue, Packed, Tiles
+from ..programs.gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, GemmForm, Tiles
 
 #: Bytes of the on-chip memories of one cube core and, for UB, of one vector core beside its SIMT data cache.
 CAPACITY = {"L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 256 * 1024, "UB": 216 * 1024}
@@ -31,18 +32,26 @@ _STORE_BYTES_PER_CYCLE = 128
 _TILE_CYCLES = 200  # what filling and draining the pipes leaves exposed per tile
 
 
-def footprint(
-    tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, packed: tuple[Packed, ...] = ()
-) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Products that are computed together: `copies` (groups, batch entries, parts of K) of [m, k] @ [n, k].T."""
+
+    m: int
+    n: int
+    k: int
+    copies: int = 1
+
+
+def footprint(form: GemmForm, tiles: Tiles) -> dict[str, int]:
     """Return the bytes each on-chip memory needs, all buffer versions counted."""
-    bits = ELEMENT_BITS[element]
+    bits, epilogue = ELEMENT_BITS[form.element], form.epilogue
     data = (tiles.m + tiles.n) * tiles.k * bits // 8
-    scales = (tiles.m + tiles.n) * (tiles.k // PAIR) * 2 if is_scaled else 0
+    scales = (tiles.m + tiles.n) * (tiles.k // PAIR) * 2 if form.is_scaled else 0
     half = tiles.m // 2 * tiles.n  # the two vector cores share the rows of a tile
     product = 0 if epilogue == "store" else 4
-    stored = {"store": 0, "add": 2, "accumulate": 2}.get(epilogue, 1) * out_bytes
+    stored = {"store": 0, "add": 2, "accumulate": 2}.get(epilogue, 1) * form.out_bytes
     scale_bytes = half // 32 if epilogue == "quantise" else 0
-    expanded = sum(math.prod(shape) for one in packed for shape in one.ub_shapes(tiles))
+    expanded = sum(math.prod(shape) for one in form.packed for shape in one.ub_shapes(tiles))
     return {
         "L1": STREAMED_VERSIONS * (data + scales),
         "L0A": STREAMED_VERSIONS * tiles.m * tiles.k_step * bits // 8,
@@ -52,49 +61,33 @@ def footprint(
     }
 
 
-def fits(
-    tiles: Tiles, element: Element, is_scaled: bool, out_bytes: int, epilogue: Epilogue, packed: tuple[Packed, ...] = ()
-) -> bool:
+def fits(form: GemmForm, tiles: Tiles) -> bool:
     """Return whether all buffers of a kernel fit on chip."""
-    needed = footprint(tiles, element, is_scaled, out_bytes, epilogue, packed)
+    needed = footprint(form, tiles)
     return all(needed[memory] <= limit for memory, limit in CAPACITY.items())
 
 
-def transposed_row_multiple(element: Element) -> int:
-    """Return the granularity of a transposing L1 -> L0 copy along the rows: 32 bytes, at least one 16-row fractal."""
-    return max(16, 32 * 8 // ELEMENT_BITS[element])
+def candidates(form: GemmForm) -> list[Tiles]:
+    """Return all tile sizes that may be worth trying and fit on chip."""
+    return _tiles(form, tuple((m, n) for m in _SIDES for n in _SIDES), _DEPTHS)
 
 
-def candidates(element: Element, row_multiple: int = 16) -> list[Tiles]:
-    """Return all tile sizes that may be worth trying."""
-    return _tiles(element, row_multiple, tuple((m, n) for m in _SIDES for n in _SIDES), _DEPTHS)
-
-
-def _tiles(
-    element: Element, row_multiple: int, shapes: tuple[tuple[int, int], ...], depths: tuple[int, ...]
-) -> list[Tiles]:
-    bits = ELEMENT_BITS[element]
-    return [
+def _tiles(form: GemmForm, shapes: tuple[tuple[int, int], ...], depths: tuple[int, ...]) -> list[Tiles]:
+    bits, rows = ELEMENT_BITS[form.element], form.row_multiple
+    found = [
         Tiles(m, n, depth * 8 // bits, max(PAIR, _STEP_BYTES * 8 // bits))
         for m, n in shapes
-        if m % row_multiple == n % row_multiple == 0
+        if m % rows == n % rows == n % form.column_multiple == 0
         for depth in depths
     ]
+    return [one for one in found if fits(form, one)]
 
 
-def cost(
-    tiles: Tiles,
-    m: int,
-    n: int,
-    k: int,
-    element: Element,
-    num_cores: int,
-    copies: int = 1,
-    packed: tuple[Packed, ...] = (),
-) -> float:
+def cost(form: GemmForm, sizes: Sizes, tiles: Tiles) -> float:
     """Return cycles of the busiest core, no less than what all cores together need to read the operands once."""
-    bits = ELEMENT_BITS[element]
-    operand_bits = {"a": bits, "b": bits} | {one.operand: ELEMENT_BITS["fp4"] for one in packed}
+    m, n, k, copies = sizes.m, sizes.n, sizes.k, sizes.copies
+    bits = ELEMENT_BITS[form.element]
+    operand_bits = {"a": bits, "b": bits} | {one.operand: ELEMENT_BITS["fp4"] for one in form.packed}
     rows, columns = min(tiles.m, -(-m // 16) * 16), min(tiles.n, -(-n // 16) * 16)
     depth = min(tiles.k, k)
     a_bytes, b_bytes = rows * depth * operand_bits["a"] / 8, columns * depth * operand_bits["b"] / 8
@@ -104,7 +97,7 @@ def cost(
     # Two L1 versions: a load starts when the step before the last has been used up.
     step = max(loading, multiplying, (loading + multiplying + _GM_LATENCY) / 2)
     storing = rows * columns * 2 / _STORE_BYTES_PER_CYCLE
-    rounds = -(-(copies * -(-m // tiles.m) * -(-n // tiles.n)) // num_cores)
+    rounds = -(-(copies * -(-m // tiles.m) * -(-n // tiles.n)) // form.num_cores)
     one = max(-(-k // tiles.k) * step, storing) + _TILE_CYCLES
     shared = copies * (m * operand_bits["a"] + n * operand_bits["b"]) * k / 8 / _GM_SHARED_BYTES_PER_CYCLE
     return max(rounds * one, shared) + loading + storing + _GM_LATENCY
@@ -116,46 +109,22 @@ def row_class(m: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(
-    m: int,
-    n: int,
-    k: int,
-    element: Element,
-    is_scaled: bool,
-    out_bytes: int,
-    epilogue: Epilogue,
-    num_cores: int,
-    row_multiple: int = 16,
-    copies: int = 1,
-    within: int | None = None,
-    column_multiple: int = 16,
-    packed: tuple[Packed, ...] = (),
-) -> Tiles:
+def choose(form: GemmForm, sizes: Sizes, within: int | None = None) -> Tiles:
     """Return the cheapest tile sizes that fit; the smallest of equally cheap ones.
 
     M counts as the next power of two, so that a kernel serves many M. No choice depends on how K is stepped through
     within a tile: that is the same for all tiles of an element format, so that a row of D does not depend on M.
 
     Args:
-        row_multiple: what tile rows must be a multiple of; see `transposed_row_multiple`.
-        copies: products of this shape that are computed together (groups, batch entries).
         within: what the rows of A in a tile must divide; None allows any.
-        column_multiple: what the columns of a tile of D must be a multiple of.
-        packed: operands that are read as FP4.
     """
-    m = row_class(m)
+    sizes = replace(sizes, m=row_class(sizes.m))
 
     def cheapest(tiles: list[Tiles]) -> tuple[float, int, Tiles]:
-        usable = [
-            one
-            for one in tiles
-            if (within is None or within % one.m == 0)
-            and one.n % column_multiple == 0
-            and fits(one, element, is_scaled, out_bytes, epilogue, packed)
-        ]
-        return min((cost(one, m, n, k, element, num_cores, copies, packed), one.m * one.n, one) for one in usable)
+        usable = [one for one in tiles if within is None or within % one.m == 0]
+        return min((cost(form, sizes, one), one.m * one.n, one) for one in usable)
 
-    usual = cheapest(_tiles(element, row_multiple, _SHAPES, (_USUAL_DEPTH, _USUAL_DEPTH // 2)))
+    usual = cheapest(_tiles(form, _SHAPES, (_USUAL_DEPTH, _USUAL_DEPTH // 2)))
     if usual[0] < _WORTH_SEARCHING:
         return usual[2]
-    return min(usual, cheapest(candidates(element, row_multiple)))[2]
+    return min(usual, cheapest(candidates(form)))[2]

@@ -10,8 +10,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..programs.gemm_variant import Element, Tiles
-from .gemm_tiles import fits, row_class
+from ..programs.gemm_variant import Element, GemmForm, Tiles
+from .gemm_tiles import Sizes, fits, row_class
 
 TABLE = Path(__file__).parent / "data" / "tuned_gemm.json"
 
@@ -30,6 +30,16 @@ class TunedKey:
     n: int
     k: int
 
+    @property
+    def form(self) -> GemmForm:
+        return GemmForm(
+            self.element, self.is_scaled, self.a_is_k_major, self.b_is_k_major, self.out, "store", self.num_cores
+        )
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.m, self.n, self.k)
+
     def in_class(self) -> TunedKey:
         """Return the key that stands for all M of a class."""
         return replace(self, m=row_class(self.m))
@@ -43,8 +53,14 @@ class Tuned:
     cycles: int
 
 
-def tuned_tiles(key: TunedKey) -> Tiles | None:
-    """Return the tuned tiles for a problem, None if its class is not in the table."""
+def tuned_tiles(form: GemmForm, sizes: Sizes) -> Tiles | None:
+    """Return the tuned tiles for a problem, None if the table has none: it is for single products, stored as they are."""
+    if sizes.copies != 1 or form.epilogue != "store" or form.packed:
+        return None
+    key = TunedKey(
+        form.element, form.is_scaled, form.a_is_k_major, form.b_is_k_major, form.out, form.num_cores,
+        sizes.m, sizes.n, sizes.k,
+    )  # fmt: skip
     found = _committed().get(key.in_class())
     return found.tiles if found else None
 
@@ -66,7 +82,7 @@ def load(file: Path) -> dict[TunedKey, Tuned]:
     for row in json.loads(file.read_text(encoding="utf-8")):
         tuned = Tuned(Tiles(*row.pop("tiles")), row.pop("cycles"))
         key = TunedKey(**row)
-        if not fits(tuned.tiles, key.element, key.is_scaled, 2 if key.out == "bfloat16" else 4, "store"):
+        if not fits(key.form, tuned.tiles):
             raise ValueError(f"{file} holds tiles that do not fit on chip: {tuned.tiles} for {key}.")
         table[key] = tuned
     return table

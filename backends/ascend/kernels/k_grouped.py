@@ -6,35 +6,30 @@ No TileLang here; the program is in programs/k_grouped.py. Layout tensors are re
 from __future__ import annotations
 
 from unikernels.operations import KGroupedGemmProblem
-from unikernels.settings import CURRENT
 
 from ..programs.variants import KGroupedVariant
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
-from .gemm import variant_for
+from .gemm_form import form_of, variant_for
+from .gemm_tiles import Sizes
 
 
 def why_not(problem: KGroupedGemmProblem) -> str | None:
     """Return what this version has no kernel for, else None."""
-    layout = problem.layout
-    return operands.why_not("a", problem.a, columns=layout) or operands.why_not("b", problem.b, columns=layout)
+    return operands.why_not(problem.a, problem.b, columns=problem.layout)
 
 
 def k_grouped_gemm(problem: KGroupedGemmProblem) -> None:
     """D[g] = C[g] + alpha * A_g @ B_g.T."""
     executor, layout = executor_for(problem.d), problem.layout
-    num_cores = CURRENT.num_sms or executor.num_cores()
     a, b = problem.a, problem.b
-    depth = -(-problem.k // problem.num_groups)
     store = epilogues.store(problem.d, problem.c, problem.alpha, problem.epilogue)
-    gemm = variant_for(a, b, store, num_cores, depth=depth, copies=problem.num_groups)
+    form = form_of(executor, a, b, store)
+    gemm = variant_for(form, Sizes(a.mn, b.mn, -(-problem.k // problem.num_groups), problem.num_groups))
     executor.run(
         Kernel("k_grouped", KGroupedVariant(gemm, layout.kind, layout.alignment)),
-        operands.stored(a, gemm.element),
-        operands.stored(b, gemm.element),
-        operands.scale_words(executor, a, columns=layout),
-        operands.scale_words(executor, b, columns=layout),
+        *operands.arguments(executor, a, b, form, columns=layout),
         store.c,
         store.d,
         layout.tensor,

@@ -6,47 +6,37 @@ No TileLang here; the program is in programs/m_grouped.py. Layout tensors are re
 from __future__ import annotations
 
 from unikernels.operations import GroupedGemmProblem
-from unikernels.settings import CURRENT
 
 from ..programs.variants import MGroupedVariant, ZeroGapsVariant
 from ..runtime.executor import executor_for
 from ..runtime.kernel import Kernel
 from . import epilogues, operands
-from .gemm import variant_for
+from .gemm_form import form_of, variant_for
+from .gemm_tiles import Sizes
 
 
 def why_not(problem: GroupedGemmProblem) -> str | None:
     """Return what this version has no kernel for, else None."""
-    return operands.why_not("a", problem.a, problem.layout) or operands.why_not("b", problem.b)
+    return operands.why_not(problem.a, problem.b, rows=problem.layout)
 
 
 def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
     """D[row] = alpha * A[row] @ B[group of row].T."""
     executor, layout = executor_for(problem.d), problem.layout
-    num_cores = CURRENT.num_sms or executor.num_cores()
     a, b = problem.a, problem.b
     store = epilogues.store(problem.d, None, problem.alpha, problem.epilogue)
-    gemm = variant_for(
-        a,
-        b,
-        store,
-        num_cores,
-        rows=_rows_per_group(problem),
-        copies=problem.num_groups,
-        within=layout.alignment if layout.kind == "index" else None,
-    )
+    form = form_of(executor, a, b, store)
+    sizes = Sizes(_rows_per_group(problem), b.mn, a.k, problem.num_groups)
+    gemm = variant_for(form, sizes, within=layout.alignment if layout.kind == "index" else None)
     executor.run(
         Kernel("m_grouped", MGroupedVariant(gemm, layout.kind, layout.alignment)),
-        operands.stored(a, gemm.element),
-        operands.stored(b, gemm.element),
-        operands.scale_words(executor, a, layout),
-        operands.scale_words(executor, b),
+        *operands.arguments(executor, a, b, form, rows=layout),
         store.d,
         layout.tensor,
         store.factor,
     )
     if layout.kind == "psum" and layout.ensure_zero_padding:
-        variant = ZeroGapsVariant(store.out, layout.alignment, block=8192, num_cores=2 * num_cores)
+        variant = ZeroGapsVariant(store.out, layout.alignment, block=8192, num_cores=2 * form.num_cores)
         executor.run(Kernel("zero_gaps", variant), store.d, layout.tensor)
 
 

@@ -15,7 +15,7 @@ from unikernels.operations.m_grouped import GroupLayout
 from unikernels.operations.operands import Operand
 from unikernels.scale_layouts import ScaleFormat, is_power_of_two
 
-from ..programs.gemm_variant import Element, Packed
+from ..programs.gemm_variant import Element, GemmForm, Packed
 from ..runtime.executor import Executor
 from . import scales
 
@@ -23,17 +23,19 @@ from . import scales
 OUT = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
-def why_not(
-    name: str, operand: Operand, rows: GroupLayout | None = None, columns: KGroupLayout | None = None
-) -> str | None:
-    """Return what no kernel can read about an operand, else None.
+def why_not(a: Operand, b: Operand, rows: GroupLayout | None = None, columns: KGroupLayout | None = None) -> str | None:
+    """Return what no kernel can read about the operands of a GEMM, else None.
 
     Args:
-        rows, columns: groups along the rows and along K; scales that belong to none may hold anything.
+        rows, columns: groups along the rows of A and along K; scales that belong to none may hold anything.
     """
-    if operand.kind == "fp4" and operand.scales is None:
-        return f"its fp4 kernels need block scales (operand {name})"
-    return _scales_reason(name, operand, rows, columns)
+    for name, operand, of_rows in (("a", a, rows), ("b", b, None)):
+        if operand.kind == "fp4" and operand.scales is None:
+            return f"its fp4 kernels need block scales (operand {name})"
+        reason = _scales_reason(name, operand, of_rows, columns)
+        if reason is not None:
+            return reason
+    return None
 
 
 def _scales_reason(name: str, operand: Operand, rows: GroupLayout | None, columns: KGroupLayout | None) -> str | None:
@@ -59,6 +61,27 @@ def formats(a: Operand, b: Operand) -> tuple[Element, tuple[Packed, ...]]:
     assert {a.kind, b.kind} <= {"fp4", "fp8"}
     operands: tuple[tuple[Literal["a", "b"], Operand], ...] = (("a", a), ("b", b))
     return "fp8", tuple(Packed(name, one.is_k_major) for name, one in operands if one.kind == "fp4")
+
+
+def arguments(
+    executor: Executor,
+    a: Operand,
+    b: Operand,
+    form: GemmForm,
+    rows: GroupLayout | None = None,
+    columns: KGroupLayout | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what GEMM programs take first: A, B and their scale words.
+
+    Args:
+        rows, columns: groups along the rows of A and along K; scales that belong to none are not read.
+    """
+    return (
+        stored(a, form.element),
+        stored(b, form.element),
+        scale_words(executor, a, rows, columns),
+        scale_words(executor, b, None, columns),
+    )
 
 
 def stored(operand: Operand, element: Element | None = None) -> Tensor:

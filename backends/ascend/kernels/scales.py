@@ -21,10 +21,9 @@ from unikernels.scale_layouts import (
     masked_valid_rows,
     psum_valid_rows,
 )
-from unikernels.settings import CURRENT
 
 from ..programs.variants import ScaleSource, ScalesVariant
-from ..runtime.executor import Executor, executor_for
+from ..runtime.executor import Executor, cores_in_use, executor_for
 from ..runtime.kernel import Kernel
 
 _BLOCK_K = 32
@@ -77,7 +76,7 @@ def scale_words(
         block_mn=_BLOCK_MN,
         # Rows of a K-major tile are at least the 32 bytes that rows in UB are aligned to.
         block_words=64 if repeat > 1 and scales.format.is_packed else 32,
-        num_cores=2 * (CURRENT.num_sms or executor.num_cores()),
+        num_cores=2 * cores_in_use(executor),
     )
     executor.run(
         Kernel("scales", variant),

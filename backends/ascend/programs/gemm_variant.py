@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 Element = Literal["bf16", "fp8", "fp4", "fp32"]
@@ -17,6 +17,8 @@ FRACTAL = 16
 #: Buffer versions of everything that is streamed; the accumulator and what follows it have one.
 STREAMED_VERSIONS = 2
 ELEMENT_BITS: dict[Element, int] = {"bf16": 16, "fp8": 8, "fp4": 4, "fp32": 32}
+#: Of the dtypes of D; uint16 holds bfloat16 bits, uint8 E4M3.
+OUT_BYTES = {"bfloat16": 2, "float32": 4, "uint16": 2, "uint8": 1}
 #: Bytes of a row of a fractal.
 C0_BYTES = 32
 #: FP4 elements that a vector core decodes at a time: one register of FP8.
@@ -69,8 +71,8 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class GemmVariant:
-    """One compiled form of the GEMM.
+class GemmForm:
+    """What a GEMM is specialised on, before its tiles are chosen.
 
     Attributes:
         element: format of both operands as the cube reads them.
@@ -78,7 +80,6 @@ class GemmVariant:
         a_is_k_major, b_is_k_major: stored [mn, k], else [k, mn].
         out: TileLang dtype of C and D.
         epilogue: what happens between the accumulator and D.
-        tiles: tile sizes.
         num_cores: launched blocks.
         sfd: dtype of the scale words of an FP8 D (quantise).
         counts_clamped: whether clamped values are counted (quantise).
@@ -92,12 +93,15 @@ class GemmVariant:
     b_is_k_major: bool
     out: str
     epilogue: Epilogue
-    tiles: Tiles
     num_cores: int
     sfd: str = "int16"
     counts_clamped: bool = False
     run: int = 0
     packed: tuple[Packed, ...] = ()
+
+    def with_tiles(self, tiles: Tiles) -> GemmVariant:
+        """Return the variant of these tile sizes."""
+        return GemmVariant(**{one.name: getattr(self, one.name) for one in fields(self)}, tiles=tiles)
 
     def is_packed(self, operand: Literal["a", "b"]) -> bool:
         """Whether an operand arrives as FP4 and becomes FP8."""
@@ -107,6 +111,27 @@ class GemmVariant:
     def word_columns(self) -> int:
         """Columns of D whose scales share a word."""
         return 128 if self.sfd == "int32" else 64
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of an element of D."""
+        return OUT_BYTES[self.out]
+
+    @property
+    def row_multiple(self) -> int:
+        """What the rows of tiles of A and of B must be multiples of.
+
+        A transposing L1 -> L0 copy moves 32 bytes along the rows. Half the rows of a tile of int16 scale words of D fill 32
+        bytes, the alignment of rows in UB.
+        """
+        is_transposed = not (self.a_is_k_major and self.b_is_k_major)
+        transposed = 32 * 8 // ELEMENT_BITS[self.element] if is_transposed else 0
+        return max(FRACTAL, transposed, 32 if self.epilogue == "quantise" else 0)
+
+    @property
+    def column_multiple(self) -> int:
+        """What the columns of a tile of D must be a multiple of: whole scale words, or whole runs."""
+        return max(FRACTAL, self.word_columns if self.epilogue == "quantise" else 0, self.run)
 
     @property
     def adds(self) -> bool:
@@ -121,3 +146,14 @@ class GemmVariant:
         that is not K-major is transposed 32 rows at a time and cannot be trimmed to 16.
         """
         return self.epilogue == "store" and (self.element == "bf16" or (self.a_is_k_major and self.b_is_k_major))
+
+
+@dataclass(frozen=True, slots=True)
+class GemmVariant(GemmForm):
+    """One compiled form of the GEMM.
+
+    Attributes:
+        tiles: tile sizes.
+    """
+
+    tiles: Tiles = field(kw_only=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unikernels import environment
 from unikernels.errors import InvalidArgumentError
+from unikernels.settings import CURRENT
 
 from .kernel import Kernel
 
@@ -43,7 +44,7 @@ class Executor(Protocol):
         """Do everything but run `kernel`, so that its first run finds it on disk."""
 
     def num_cores(self) -> int:
-        """Return how many cube cores kernels may use."""
+        """Return how many cube cores the device has."""
 
 
 _collected: ContextVar[dict[Kernel, None] | None] = ContextVar("unikernels_ascend_collected", default=None)
@@ -139,6 +140,11 @@ def _real_executor(name: str) -> Executor:
     from .simulated import SimulatedExecutor
 
     return SimulatedExecutor()
+
+
+def cores_in_use(executor: Executor) -> int:
+    """Return how many cube cores kernels use: all, or what `set_num_sms` allows. Each has two vector cores."""
+    return CURRENT.num_sms or executor.num_cores()
 
 
 def executor_on(device: torch.device) -> Executor:

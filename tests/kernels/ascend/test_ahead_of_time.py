@@ -12,7 +12,6 @@ import unikernels
 from unikernels import cli
 from unikernels.backends.ascend import ahead_of_time
 from unikernels.backends.ascend.kernels import gemm_tuned
-from unikernels.backends.ascend.kernels.gemm_tiles import candidates, choose
 from unikernels.backends.ascend.kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save
 from unikernels.backends.ascend.programs.gemm_variant import ELEMENT_BITS, Tiles
 from unikernels.backends.ascend.runtime.executor import collected_kernels
@@ -42,17 +41,12 @@ def test_tables_survive_a_round_trip_and_refuse_tiles_that_do_not_fit(tmp_path):
 
 def test_tuned_tiles_serve_their_class_of_rows_only(monkeypatch):
     monkeypatch.setattr(gemm_tuned, "_committed", lambda: {KEY.in_class(): Tuned(Tiles(32, 48, 256, 64), 100)})
-    assert gemm_tuned.tuned_tiles(KEY) == Tiles(32, 48, 256, 64)
-    assert gemm_tuned.tuned_tiles(dataclasses.replace(KEY, m=65)) == Tiles(32, 48, 256, 64)
-    assert gemm_tuned.tuned_tiles(dataclasses.replace(KEY, m=64)) is None
-    assert gemm_tuned.tuned_tiles(dataclasses.replace(KEY, n=97)) is None
-
-
-def test_every_candidate_steps_through_k_alike():
-    for element in ("bf16", "fp8", "fp4"):
-        (step,) = {one.k_step for one in candidates(element)}
-        for m in (1, 33, 4096):
-            assert choose(m, 7168, 2048, element, element != "bf16", 2, "store", 32).k_step == step
+    form, sizes = KEY.form, KEY.sizes
+    assert gemm_tuned.tuned_tiles(form, sizes) == Tiles(32, 48, 256, 64)
+    assert gemm_tuned.tuned_tiles(form, dataclasses.replace(sizes, m=65)) == Tiles(32, 48, 256, 64)
+    for other in ({"m": 64}, {"n": 97}, {"copies": 2}):
+        assert gemm_tuned.tuned_tiles(form, dataclasses.replace(sizes, **other)) is None
+    assert gemm_tuned.tuned_tiles(dataclasses.replace(form, epilogue="scale"), sizes) is None
 
 
 @pytest.mark.parametrize("command", ["tune", "warmup"])

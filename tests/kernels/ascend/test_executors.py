@@ -117,10 +117,10 @@ def test_discovery_imports_no_tilelang():
 
 _PREPARATION = """
 import sys, time
-from unikernels.backends.ascend.programs.gemm_variant import GemmVariant, Tiles
+from unikernels.backends.ascend.programs.gemm_variant import GemmForm, Tiles
 from unikernels.backends.ascend.runtime.kernel import Kernel
 from unikernels.backends.ascend.runtime.simulated import prepared
-variant = GemmVariant("bf16", False, True, True, "bfloat16", "accumulate", Tiles(64, 64, 256, 64), 32)
+variant = GemmForm("bf16", False, True, True, "bfloat16", "accumulate", 32).with_tiles(Tiles(64, 64, 256, 64))
 start, processor = time.perf_counter(), time.process_time()
 prepared(Kernel("gemm", variant))
 print("tilelang" in sys.modules, time.perf_counter() - start, time.process_time() - processor)

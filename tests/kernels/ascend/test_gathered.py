@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import unikernels as uk
 from unikernels import legacy
+from unikernels.backends.ascend.runtime.executor import collected_kernels
 
 
 def int32(*values):
@@ -59,3 +61,14 @@ def test_no_indices(ascend):
         handle = (nothing, int32(0, 0), int32(0, 0))
         legacy.a_fused_k_grouped_bf16_gemm_tn_contiguous_tl(a, b, d, handle, accumulates)
         assert (d == expected).all()
+
+
+def test_the_limit_of_cores_holds_for_every_kernel(ascend):
+    a, b = torch.ones(20, 64).bfloat16(), torch.ones(1, 66, 64).bfloat16()
+    handle = (int32(*[0] * 256), int32(*[3] * 256))
+    uk.set_num_sms(2)
+    with collected_kernels() as kernels:
+        legacy.a_fused_m_grouped_bf16_gemm_nt_contiguous_tl(a, b, torch.empty(256, 66, dtype=torch.bfloat16), handle)
+    gather, multiply = kernels
+    assert (gather.program, gather.variant.num_cores) == ("gather_rows", 4)  # vector cores, two of each
+    assert (multiply.program, multiply.variant.gemm.num_cores) == ("m_grouped", 2)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
 import unikernels as uk
 from unikernels.backends.ascend.kernels.gemm_tiles import fits, footprint
-from unikernels.backends.ascend.programs.gemm_variant import Packed, Tiles
+from unikernels.backends.ascend.programs.gemm_variant import GemmForm, Packed, Tiles
 from unikernels.backends.ascend.runtime import simulated
 from unikernels.operations.gemm import E2M1_VALUES
 
@@ -82,16 +83,17 @@ def test_epilogue(ascend, problem):
 
 
 def test_expanded_tiles_count_as_memory():
-    tiles = Tiles(128, 96, 256, 128)
+    form, tiles = GemmForm("fp8", True, True, True, "bfloat16", "store", 32), Tiles(128, 96, 256, 128)
     for packed, codes, values in (
         (Packed("a", True), 64 * 128, 8 * 65 * 32),  # half of 128 rows, 256 columns
         (Packed("b", True), 48 * 128, 8 * 49 * 32),
         (Packed("b", False), 128 * 128, 3 * 129 * 32),  # half of 256 rows, 96 columns in one register
     ):
-        assert footprint(tiles, "fp8", True, 2, "store", (packed,))["UB"] == 2 * (codes + values)
+        assert footprint(replace(form, packed=(packed,)), tiles)["UB"] == 2 * (codes + values)
     tiles = Tiles(128, 256, 256, 128)
-    assert fits(tiles, "fp8", True, 4, "scale")
-    assert not fits(tiles, "fp8", True, 4, "scale", (Packed("b", True),))  # 131072 + 98816 of 221184 bytes
+    form = replace(form, out="float32", epilogue="scale")
+    assert fits(form, tiles)
+    assert not fits(replace(form, packed=(Packed("b", True),)), tiles)  # 131072 + 98816 of 221184 bytes
 
 
 @pytest.mark.slow

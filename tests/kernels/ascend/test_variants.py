@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from unikernels.backends.ascend.kernels import epilogues
-from unikernels.backends.ascend.kernels.gemm import variant_for
+from unikernels.backends.ascend.kernels.gemm_form import form_of, variant_for
+from unikernels.backends.ascend.kernels.gemm_tiles import Sizes
+from unikernels.backends.ascend.runtime.executor import executor_on
 from unikernels.operations import Operand
 from unikernels.scale_layouts import ScaleFormat, Scales
 
@@ -28,5 +30,6 @@ def test_few_variants_serve_every_number_of_rows(kind, n, k):
     variants = set()
     for m in [*range(1, 513, 5), 1024, 2048, 4096]:
         store = epilogues.store(torch.empty(m, n, dtype=torch.bfloat16, device="meta"), None, 1.0, None, None)
-        variants.add(variant_for(operand(kind, m, k), operand(kind, n, k), store, 32))
+        form = form_of(executor_on(torch.device("cpu")), operand(kind, m, k), operand(kind, n, k), store)
+        variants.add(variant_for(form, Sizes(m, n, k)))
     assert len(variants) <= MOST_VARIANTS
