@@ -87,6 +87,14 @@ def test_only_executors_reach_ascend_programs():
     ] == []
 
 
+def test_ascend_programs_are_made_of_steps_and_variants():
+    """Their text is the key of the cache of lowered kernels; what else they imported could change unnoticed."""
+    folder = "backends/ascend/programs"
+    modules = {name.split(".")[4] for _, name in _violations(folder, ("unikernels.backends.ascend.programs",))}
+    assert {name for name in modules if not name.endswith("_steps")} == {"gemm_variant", "variants"}
+    assert _violations(folder, ("unikernels",)) == _violations(folder, ("unikernels.backends.ascend.programs",))
+
+
 def test_nobody_imports_by_folder_path():
     folders = ("backends", "scale_layouts")
     assert [

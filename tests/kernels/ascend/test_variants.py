@@ -1,6 +1,9 @@
-"""How many compiled kernels a range of shapes needs: a new one costs seconds, so M must not bring its own."""
+"""Programs and their variants: host code uses them all; a new variant costs seconds, so M must not bring its own."""
 
 from __future__ import annotations
+
+import ast
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,3 +36,16 @@ def test_few_variants_serve_every_number_of_rows(kind, n, k):
         form = form_of(executor_on(torch.device("cpu")), operand(kind, m, k), operand(kind, n, k), store)
         variants.add(variant_for(form, Sizes(m, n, k)))
     assert len(variants) <= MOST_VARIANTS
+
+
+def test_host_code_runs_every_program():
+    folder = Path(epilogues.__file__).parent
+    calls = [
+        node
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    named = {call.args[0].value for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Kernel"}
+    programs = {path.stem for path in (folder.parent / "programs").glob("*.py")}
+    assert named == {name for name in programs if not name.endswith(("_steps", "variant", "variants"))}
