@@ -12,7 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from unikernels import _registry, cli, parity, support
+import unikernels
+from unikernels import _registry, bench, cli, environment, parity, support
 from unikernels.backend import Backend
 from unikernels.errors import ParityError
 from unikernels.parity import report, runner
@@ -235,6 +236,20 @@ class TestCommandLine:
         assert (operation, backend) == ("hc_prenorm_gemm", "cpu")
         assert cli.main(["parity", "--backend", "cpu", "--op", "hc_prenorm_gemm"]) == 0
         assert " ".join(reason.split()) in " ".join(capsys.readouterr().out.split())
+
+    def test_what_a_fallback_computes_is_not_said_of_the_backend(self, monkeypatch, request, tmp_path):
+        request.addfinalizer(environment.forget)
+        monkeypatch.setattr(type(_registry.backend("cpu")), "hc_prenorm_gemm", Backend.hc_prenorm_gemm)
+        monkeypatch.setattr(_registry, "_bound", {})  # methods bound by earlier calls
+        monkeypatch.setenv("UNIKERNELS_FALLBACK", "reference")
+        environment.forget()
+        cases = parity.select(["hc_prenorm_gemm"])[:1]
+        assert [result.status for result in parity.run(cases, ["cpu"])] == ["unsupported"]
+        assert parity.record(tmp_path / "bundle.safetensors", cases, "cpu") == 0
+        ((_, _, reason),) = bench.measure(cases, "cpu")
+        assert "does not implement" in reason
+        with pytest.warns(RuntimeWarning, match="UNIKERNELS_FALLBACK computes it on 'reference'"):
+            cases[0][1].run(unikernels, cases[0][1].tensors())
 
     def test_bench(self, tmp_path):
         lines = tmp_path / "bench.jsonl"

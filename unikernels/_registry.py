@@ -31,6 +31,7 @@ AUTO = "auto"
 
 _in_context: ContextVar[str | None] = ContextVar("unikernels_backend", default=None)
 _process_choice: str | None = None
+_may_fall_back: ContextVar[bool] = ContextVar("unikernels_may_fall_back", default=True)
 #: explicit choice (None: UNIKERNELS_BACKEND) -> device type -> operation -> bound method; nested because hashing a
 #: tuple of three would cost a third of the lookup.
 _bound: dict[str | None, dict[str, dict[str, Callable[[Any], Any]]]] = {}
@@ -154,6 +155,20 @@ def use_backend(name: str) -> Iterator[None]:
         _in_context.reset(token)
 
 
+@contextmanager
+def use_only(name: str) -> Iterator[None]:
+    """Choose the backend as `use_backend` does, and let it refuse what it lacks, whatever UNIKERNELS_FALLBACK says.
+
+    For tools that say of a backend what it computed.
+    """
+    token = _may_fall_back.set(False)
+    try:
+        with use_backend(name):
+            yield
+    finally:
+        _may_fall_back.reset(token)
+
+
 def backend_for(tensor: Tensor) -> Backend:
     """Return the backend that a call on `tensor` uses."""
     key = (_in_context.get() or _process_choice, "cpu" if tensor.is_cpu else tensor.device.type)
@@ -231,7 +246,7 @@ def _bind(operation: str, name: str, device_type: str) -> Callable[[Any], Any]:
             reason = chosen.why_not(operation, problem)
         if reason is None:
             return method(problem)
-        if fallback_name and fallback_name != chosen.name:
+        if fallback_name and fallback_name != chosen.name and _may_fall_back.get():
             _report_fallback(operation, chosen.name, fallback_name, reason)
             return _without_autograd(getattr(_choose(fallback_name, device_type), operation))(problem)
         if not chosen.implements(operation):

@@ -76,7 +76,7 @@ def measure(
         tensors = case.tensors(device)
         times: list[float] = []
         try:
-            with _registry.use_backend(backend):
+            with _registry.use_only(backend):
                 while len(times) <= min_runs or (sum(times) < budget and len(times) < 1000):
                     _synchronise(device.type)
                     start = time.perf_counter()

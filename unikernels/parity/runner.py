@@ -77,7 +77,7 @@ def outputs_of(case: Case, backend: str, inputs: dict[str, Tensor] | None = None
 
     device = _registry.backend(backend).device
     tensors = case.tensors(device) if inputs is None else {name: one.to(device) for name, one in inputs.items()}
-    with _registry.use_backend(backend):
+    with _registry.use_only(backend):
         return {name: one.detach().cpu() for name, one in case.run(unikernels, tensors).items()}
 
 
