@@ -253,25 +253,26 @@ class Backend:
 
     def tune(self, shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
         """Choose configurations for GEMMs of `shapes` (none: those already in the table), write them, return a summary."""
-        raise self._missing("tune")
+        raise self._missing("tune", "Name one with --backend.")
 
     def warmup(self, shapes: Sequence[Shape], num_groups: int, num_processes: int, advance: Advance) -> str:
         """Build the kernels of `shapes` (none: all tuned ones) before they are needed, return a summary.
 
         With `num_groups` (0: none), those of grouped GEMMs with that many groups of these sizes.
         """
-        raise self._missing("warmup")
+        raise self._missing("warmup", "Name one with --backend.")
 
     @classmethod
     def implements(cls, operation: str) -> bool:
         """Return whether this class overrides the method of `operation`."""
         return getattr(cls, operation) is not getattr(Backend, operation)
 
-    def _missing(self, operation: str) -> UnsupportedOperationError:
+    def _missing(
+        self, operation: str, remedy: str = "Choose one with use_backend(...) or set UNIKERNELS_FALLBACK."
+    ) -> UnsupportedOperationError:
         from ._registry import backends_with  # the registry imports this module
 
         others = ", ".join(backends_with(operation)) or "none"
         return UnsupportedOperationError(
-            f"backend '{self.name}' does not implement '{operation}'. Backends that do: {others}. "
-            f"Choose one with use_backend(...) or set UNIKERNELS_FALLBACK."
+            f"backend '{self.name}' does not implement '{operation}'. Backends that do: {others}. {remedy}"
         )

@@ -52,7 +52,7 @@ def test_tuned_tiles_serve_their_class_of_rows_only(monkeypatch):
 @pytest.mark.parametrize("command", ["tune", "warmup"])
 def test_backends_without_it_are_refused(command, capsys):
     assert cli.main([command, "--backend", "cpu"]) == 2
-    assert "Backends that do: ascend" in " ".join(capsys.readouterr().err.split())
+    assert "Backends that do: ascend. Name one with --backend." in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("shape", ["128,64", "1,2,3,4", "a,b,c", "0,1,2"])
