@@ -1,4 +1,4 @@
-"""Scale transforms on the vector cores: the same words as `convert_scales`, and refusals that leave outputs alone."""
+"""Scale transforms on the vector cores: the same words as `convert_scales`, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unikernels.backends.ascend.kernels import scales as scales_module
 from unikernels.backends.ascend.kernels.scales import scale_words
 from unikernels.backends.ascend.runtime.executor import executor_on
 from unikernels.backends.ascend.runtime.simulated import recorded_reports
-from unikernels.errors import InvalidArgumentError, UnsupportedOperationError
+from unikernels.errors import InvalidArgumentError
 from unikernels.operations.k_grouped import KGroupLayout
 from unikernels.operations.m_grouped import GroupLayout
 from unikernels.scale_layouts import ScaleFormat, Scales, convert_scales, psum_valid_rows
@@ -139,14 +139,6 @@ def test_other_values_than_powers_of_two_are_refused(executor, make_scales, bad)
     scales.data[299, 84] = 0.0  # byte 0, and so is the subnormal 2^-127
     scales.data[0, 0] = 2.0**-127
     assert_same_words(scale_words(executor, scales), convert_scales(scales, INT16))
-
-
-def test_refused_scales_leave_the_output_alone(ascend):
-    a = torch.ones(4, 64).to(torch.float8_e4m3fn)
-    d = torch.full((4, 4), 7.0)
-    with pytest.raises(UnsupportedOperationError, match="powers of two"):
-        uk.fp8_fp4_gemm_nt((a, torch.full((4, 2), 0.75)), (a, torch.ones(4, 2)), d, recipe=(1, 1, 32))
-    assert (d == 7).all()
 
 
 def test_layout_functions_use_the_kernel(ascend, make_scales):

@@ -6,17 +6,9 @@ import pytest
 import torch
 
 import unikernels as uk
-from unikernels.backends.ascend.runtime.simulated import recorded_reports
+from unikernels.backends.ascend.runtime.simulated import recorded_reports, timing_only
 
 M, N, K = 16, 64, 16384
-
-
-@pytest.fixture
-def deterministic():
-    before = uk.get_deterministic_algorithms()
-    uk.use_deterministic_algorithms(True)
-    yield
-    uk.use_deterministic_algorithms(before)
 
 
 @pytest.mark.parametrize(("layout", "out"), [("nt", torch.bfloat16), ("tn", torch.float32)])
@@ -41,7 +33,8 @@ def test_packed_operands_are_divided_too(ascend, small_integers, quantised):
     assert torch.equal(d, (left.double() @ right.double().T).float())
 
 
-def test_deterministic_mode_leaves_k_whole(ascend, deterministic):
+def test_deterministic_mode_leaves_k_whole(ascend):
+    uk.use_deterministic_algorithms(True)
     generator = torch.Generator().manual_seed(5)
     a, b = (torch.randn(rows, K, generator=generator).bfloat16() for rows in (M, N))
     whole, row = torch.empty(M, N), torch.empty(1, N)
@@ -53,15 +46,11 @@ def test_deterministic_mode_leaves_k_whole(ascend, deterministic):
 
 
 def test_splitting_is_predicted_to_pay(ascend):
-    from unikernels.backends.ascend.runtime.simulated import timing_only
-
     a, b = (torch.empty(rows, K, dtype=torch.bfloat16) for rows in (M, N))
     times = []
-    before = uk.get_deterministic_algorithms()
     for mode in (True, False):
         uk.use_deterministic_algorithms(mode)
         with timing_only(), recorded_reports() as reports:
             uk.bf16_gemm_nt(a, b, torch.empty(M, N))
         times.append(sum(report.time_us for report in reports))
-    uk.use_deterministic_algorithms(before)
     assert times[1] < times[0]
