@@ -22,7 +22,7 @@ from .kernels import epilogues
 from .kernels.gemm_tiles import candidates, choose, cost
 from .kernels.gemm_tuned import TABLE, Tuned, TunedKey, load, save
 from .programs.gemm_variant import ELEMENT_BITS, Element, Tiles
-from .runtime.executor import NUM_CORES, chosen_name, collected_kernels, executor_on
+from .runtime.executor import NUM_CORES, chosen_device, collected_kernels, executor_on
 from .runtime.kernel import Kernel
 from .sample_calls import usual_calls
 
@@ -79,13 +79,9 @@ def _needed(shapes: Sequence[Shape], num_groups: int) -> list[Kernel]:
     """Return the kernels that the usual calls would run, those for their scales included."""
     with unikernels.use_backend("ascend"), collected_kernels() as kernels:
         for m, n, k in shapes:
-            for call in usual_calls(m, n, k, num_groups, _device()):
+            for call in usual_calls(m, n, k, num_groups, chosen_device()):
                 call()
     return list(kernels)
-
-
-def _device() -> torch.device:
-    return torch.device("npu" if chosen_name() == "npu" else "cpu")
 
 
 def _keys(shapes: Sequence[Shape]) -> Iterator[TunedKey]:
@@ -126,7 +122,7 @@ def _in_processes(
 
 
 def _build(kernel: Kernel) -> int:
-    executor_on(_device()).build(kernel)
+    executor_on(chosen_device()).build(kernel)
     return 0
 
 

@@ -59,9 +59,9 @@ class AscendBackend(Backend):
 
     @property
     def device(self) -> torch.device:
-        from .runtime.executor import chosen_name
+        from .runtime.executor import chosen_device
 
-        return torch.device("npu" if chosen_name() == "npu" else "cpu")
+        return chosen_device()
 
     @property
     def is_simulated(self) -> bool:

@@ -9,7 +9,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from ..programs.gemm_variant import ELEMENT_BITS, PAIR, STREAMED_VERSIONS, GemmForm, Tiles
+from ..programs.gemm_variant import ELEMENT_BITS, PAIR, SCALE_BLOCK, STREAMED_VERSIONS, GemmForm, Tiles
 
 #: Bytes of the on-chip memories of one cube core and, for UB, of one vector core beside its SIMT data cache.
 CAPACITY = {"L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 256 * 1024, "UB": 216 * 1024}
@@ -50,7 +50,7 @@ def footprint(form: GemmForm, tiles: Tiles) -> dict[str, int]:
     half = tiles.m // 2 * tiles.n  # the two vector cores share the rows of a tile
     product = 0 if epilogue == "store" else 4
     stored = {"store": 0, "add": 2, "accumulate": 2}.get(epilogue, 1) * form.out_bytes
-    scale_bytes = half // 32 if epilogue == "quantise" else 0
+    scale_bytes = half // SCALE_BLOCK if epilogue == "quantise" else 0
     expanded = sum(math.prod(shape) for one in form.packed for shape in one.ub_shapes(tiles))
     return {
         "L1": STREAMED_VERSIONS * (data + scales),

@@ -22,11 +22,11 @@ from unikernels.scale_layouts import (
     psum_valid_rows,
 )
 
-from ..programs.variants import ScaleSource, ScalesVariant
+from ..programs.gemm_variant import SCALE_BLOCK
+from ..programs.variants import ScaleRows, ScaleSource, ScalesVariant
 from ..runtime.executor import Executor, cores_in_use, executor_for
 from ..runtime.kernel import Kernel
 
-_BLOCK_K = 32
 _BLOCK_MN = 128
 _SOURCES: dict[ScaleFormat, ScaleSource] = {
     ScaleFormat.FP32: "float32",
@@ -61,25 +61,12 @@ def scale_words(
     if scales.format is ScaleFormat.UE8M0X2_INT16 and not masks_k and is_canonical(scales):
         return _canonical(scales.data.mT)
     stored, is_k_major = _stored(scales.data)
-    num_blocks = -(-scales.k // _BLOCK_K)
+    num_blocks = -(-scales.k // SCALE_BLOCK)
     words = stored.new_empty((stored.shape[0], -(-num_blocks // 2), scales.mn), dtype=torch.int16)
     is_bad = torch.zeros(1, dtype=torch.int32) if words.is_cpu else _flag(words.device)
-    assert scales.gran_k in (_BLOCK_K, 4 * _BLOCK_K), scales.gran_k  # what recipes allow
-    repeat = scales.gran_k // _BLOCK_K
-    variant = ScalesVariant(
-        source=_SOURCES[scales.format],
-        is_k_major=is_k_major,
-        repeat=repeat,
-        has_blocks=scales.gran_mn > 1,
-        rows="all" if rows is None else rows.kind,
-        masks_k=masks_k,
-        block_mn=_BLOCK_MN,
-        # Rows of a K-major tile are at least the 32 bytes that rows in UB are aligned to.
-        block_words=64 if repeat > 1 and scales.format.is_packed else 32,
-        num_cores=2 * cores_in_use(executor),
-    )
+    rows_kind: ScaleRows = "all" if rows is None else rows.kind
     executor.run(
-        Kernel("scales", variant),
+        Kernel("scales", _variant(scales, is_k_major, rows_kind, masks_k, cores_in_use(executor))),
         stored.view(torch.int32) if scales.format is ScaleFormat.FP32 else stored,
         is_bad if rows is None else rows.tensor,
         columns.tensor if columns is not None and masks_k else is_bad,
@@ -95,11 +82,28 @@ def scale_words(
     return words if scales.data.dim() == 3 else words[0]
 
 
+def _variant(scales: Scales, is_k_major: bool, rows: ScaleRows, masks_k: bool, num_cores: int) -> ScalesVariant:
+    assert scales.gran_k in (SCALE_BLOCK, 4 * SCALE_BLOCK), scales.gran_k  # what recipes allow
+    repeat = scales.gran_k // SCALE_BLOCK
+    return ScalesVariant(
+        source=_SOURCES[scales.format],
+        is_k_major=is_k_major,
+        repeat=repeat,
+        has_blocks=scales.gran_mn > 1,
+        rows=rows,
+        masks_k=masks_k,
+        block_mn=_BLOCK_MN,
+        # Rows of a K-major tile are at least the 32 bytes that rows in UB are aligned to.
+        block_words=64 if repeat > 1 and scales.format.is_packed else 32,
+        num_cores=2 * num_cores,
+    )
+
+
 def psum_scale_words(scales: Scales, psum_layout: Tensor | None, alignment: int, name: str) -> Scales:
     """Return scales in the canonical int16 layout; rows of no group of `psum_layout`, if given, are not read."""
     rows = None if psum_layout is None else GroupLayout("psum", psum_layout, alignment)
     words = scale_words(executor_for(scales.data), scales, rows, name=name)
-    return Scales(words.mT, ScaleFormat.UE8M0X2_INT16, 1, _BLOCK_K, scales.mn, scales.k)
+    return Scales(words.mT, ScaleFormat.UE8M0X2_INT16, 1, SCALE_BLOCK, scales.mn, scales.k)
 
 
 def k_grouped_scale_words(scales: Scales, psum_layout: Tensor, alignment: int, name: str) -> Tensor:

@@ -12,11 +12,10 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .gemm_steps import Place, always_conflict, trimmed, unit_flag
-from .gemm_variant import GemmVariant
+from .gemm_variant import SCALE_BLOCK, GemmVariant
 from .gm_steps import Matrix
 from .vector_steps import THREADS
 
-BLOCK = 32  # columns of one scale
 _MANTISSA, _INFINITY, _MAGNITUDE, _SIGN = 0x7FFFFF, 0x7F800000, 0x7FFFFFFF, -(1 << 31)
 _E4M3_NAN = 0x7F
 _AMAX_FLOOR = 0x38D1B717  # bits of 1e-4
@@ -164,13 +163,15 @@ def _quantise(variant: GemmVariant, tiles: Halves, outputs: Outputs, at: Place) 
             limit = T.reinterpret(outputs.factor, "int32")
             packed = 0
             clamped = 0
-            for block in T.serial(word_columns // BLOCK):
+            for block in T.serial(word_columns // SCALE_BLOCK):
                 amax = T.alloc_var("int32")
                 exponent = T.alloc_var("int32")
                 amax = 0
-                for j in T.serial(BLOCK):
+                for j in T.serial(SCALE_BLOCK):
                     magnitude = T.alloc_var("int32")
-                    magnitude = _bfloat16_bits(tiles.product[i, word * word_columns + block * BLOCK + j]) & _MAGNITUDE
+                    magnitude = (
+                        _bfloat16_bits(tiles.product[i, word * word_columns + block * SCALE_BLOCK + j]) & _MAGNITUDE
+                    )
                     if magnitude > limit and magnitude <= _INFINITY:
                         clamped += 1
                         magnitude = limit
@@ -185,9 +186,9 @@ def _quantise(variant: GemmVariant, tiles: Halves, outputs: Outputs, at: Place) 
                 inverse = T.if_then_else(
                     exponent < 254, (254 - exponent) << 23, _HALF_SUBNORMAL >> T.max(exponent - 254, 0)
                 )
-                for j in T.serial(BLOCK):
+                for j in T.serial(SCALE_BLOCK):
                     value = T.alloc_var("int32")
-                    value = _bfloat16_bits(tiles.product[i, word * word_columns + block * BLOCK + j])
+                    value = _bfloat16_bits(tiles.product[i, word * word_columns + block * SCALE_BLOCK + j])
                     if (value & _MAGNITUDE) > limit and (value & _MAGNITUDE) <= _INFINITY:
                         value = (value & _SIGN) | limit
                     code = T.alloc_var("uint8")
@@ -197,7 +198,7 @@ def _quantise(variant: GemmVariant, tiles: Halves, outputs: Outputs, at: Place) 
                     )
                     if (value & _MAGNITUDE) > _INFINITY:  # the cast would make it 0
                         code = T.cast(_E4M3_NAN | ((value >> 24) & 128), "uint8")
-                    tiles.result[i, word * word_columns + block * BLOCK + j] = code
+                    tiles.result[i, word * word_columns + block * SCALE_BLOCK + j] = code
             tiles.scales[word, i] = T.cast(packed, variant.sfd)
             if variant.counts_clamped and i < rows and clamped > 0:
                 T.atomic_add(outputs.count[0], clamped)

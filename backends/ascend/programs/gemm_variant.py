@@ -10,8 +10,10 @@ Element = Literal["bf16", "fp8", "fp4", "fp32"]
 #: with one scale per 32 columns; round: stochastically to bfloat16; heads: as it is, with gaps between columns.
 Epilogue = Literal["store", "scale", "add", "accumulate", "quantise", "round", "heads"]
 
-#: K elements of one int16 scale word: two blocks of 32.
-PAIR = 64
+#: Elements that share a scale, along K of operands and along the columns of an FP8 D.
+SCALE_BLOCK = 32
+#: Elements of one int16 scale word.
+PAIR = 2 * SCALE_BLOCK
 #: Rows and columns of a fractal, the unit in which the cube works on a tile.
 FRACTAL = 16
 #: Buffer versions of everything that is streamed; the accumulator and what follows it have one.
@@ -110,7 +112,7 @@ class GemmForm:
     @property
     def word_columns(self) -> int:
         """Columns of D whose scales share a word."""
-        return 128 if self.sfd == "int32" else 64
+        return (4 if self.sfd == "int32" else 2) * SCALE_BLOCK
 
     @property
     def out_bytes(self) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
+from .gemm_variant import SCALE_BLOCK
 from .variants import ScalesVariant
 from .vector_steps import THREADS
 
-BLOCK_K = 32
 _PER_WORD = {"float32": 1, "int16": 2, "int32": 4}
 _SIGN_AND_MANTISSA, _INFINITY = 0x807FFFFF - (1 << 32), 0x7F800000
 _TWO_POW_MINUS_127 = 0x00400000  # subnormal: UE8M0 byte 0
@@ -83,7 +83,7 @@ def build(variant: ScalesVariant) -> Any:
                             _find_row(variant, layout, L, group, mn + i, alignment, reads_row, i)
                     if variant.masks_k:
                         for j in T.Parallel(2 * bw):
-                            _find_in_ranges(k_ends, E, (word * 2 + j) * BLOCK_K, k_alignment, reads_block, j)
+                            _find_in_ranges(k_ends, E, (word * 2 + j) * SCALE_BLOCK, k_alignment, reads_block, j)
                     for j, i in T.Parallel(bw, bm):
                         exponents = T.alloc_var("int32")
                         source_row = T.alloc_var("int32")

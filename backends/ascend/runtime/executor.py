@@ -94,6 +94,11 @@ def chosen_name() -> str:
     return "npu" if npu_present() else "sim"
 
 
+def chosen_device() -> torch.device:
+    """Return where tensors for the chosen executor lie."""
+    return torch.device("npu" if chosen_name() == "npu" else "cpu")
+
+
 def unavailable_reason() -> str | None:
     """Return None if the chosen executor can run here, else what is missing and how to get it."""
     if importlib.util.find_spec("tilelang") is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from unikernels.backends.ascend import plugin
 from unikernels.backends.ascend.kernels import epilogues
 from unikernels.backends.ascend.kernels.gemm_form import form_of, variant_for
 from unikernels.backends.ascend.kernels.gemm_tiles import Sizes
@@ -49,3 +51,12 @@ def test_host_code_runs_every_program():
     named = {call.args[0].value for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Kernel"}
     programs = {path.stem for path in (folder.parent / "programs").glob("*.py")}
     assert named == {name for name in programs if not name.endswith(("_steps", "variant", "variants"))}
+
+
+def test_the_plugin_asks_every_file_that_has_limits():
+    with_limits = {
+        f".kernels.{path.stem}"
+        for path in Path(epilogues.__file__).parent.glob("*.py")
+        if re.search(r"^def why_not\(problem: ", path.read_text(), re.MULTILINE)
+    }
+    assert with_limits - {".kernels.vendor"} == set(plugin._MODULES.values())  # gemm asks vendor itself
