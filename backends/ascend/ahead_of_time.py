@@ -40,9 +40,11 @@ def tune(shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
     Runs the timing model on the candidates that the heuristic finds cheapest; the same input gives the same file.
 
     Raises:
-        ValueError: there is nothing to tune.
+        ValueError: there is nothing to tune, or `file` cannot be written.
     """
     file = file or TABLE
+    if not os.access(file.parent, os.W_OK):
+        raise ValueError(f"nothing can be written to {file.absolute().parent}. Name a table elsewhere with --file.")
     table = load(file)
     keys = sorted({key.in_class() for key in _keys(shapes)} if shapes else table)
     if not keys:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -89,9 +90,11 @@ def load(file: Path) -> dict[TunedKey, Tuned]:
 
 
 def save(file: Path, table: dict[TunedKey, Tuned]) -> None:
-    """Write a table, sorted, one row per line."""
+    """Write a table, sorted, one row per line; whoever reads the file meanwhile finds the old one or the new one."""
     rows = []
     for key, tuned in sorted(table.items(), key=lambda item: item[0]):
         tiles = [tuned.tiles.m, tuned.tiles.n, tuned.tiles.k, tuned.tiles.k_step]
         rows.append(json.dumps({**asdict(key), "tiles": tiles, "cycles": tuned.cycles}))
-    file.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+    written = file.with_name(f".{file.name}.{os.getpid()}")
+    written.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+    written.replace(file)

@@ -33,6 +33,7 @@ def test_tables_survive_a_round_trip_and_refuse_tiles_that_do_not_fit(tmp_path):
     table = {KEY.in_class(): Tuned(Tiles(32, 48, 256, 64), 100)}
     save(tmp_path / "table.json", table)
     assert load(tmp_path / "table.json") == table
+    assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
     assert load(tmp_path / "absent.json") == {}
     save(tmp_path / "table.json", {KEY.in_class(): Tuned(Tiles(256, 256, 512, 64), 100)})
     with pytest.raises(ValueError, match=r"do not fit on chip: Tiles\(m=256, n=256, k=512"):
@@ -65,6 +66,13 @@ def test_bad_shapes_are_refused(shape, capsys):
 def test_an_empty_table_has_nothing_to_tune_again(ascend, tmp_path, capsys):
     assert cli.main(["tune", "--backend", "ascend", "--file", str(tmp_path / "none.json")]) == 2
     assert "--shapes" in capsys.readouterr().err
+
+
+def test_a_table_that_cannot_be_written_is_refused_before_any_work(ascend, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ahead_of_time, "_in_processes", lambda *_: pytest.fail("work was done"))
+    file = tmp_path / "absent" / "table.json"
+    assert cli.main(["tune", "--backend", "ascend", "--shapes", "48,80,256", "--file", str(file)]) == 2
+    assert "Name a table elsewhere with --file" in " ".join(capsys.readouterr().err.split())
 
 
 def test_collecting_names_kernels_and_runs_none(ascend):
