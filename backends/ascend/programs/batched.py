@@ -27,18 +27,19 @@ def build(variant: BatchedVariant) -> Any:
     gemm = variant.gemm
     batch = T.dynamic("batch")
     entries = () if variant.sums_batch else (batch,)
-    a_type, b_type, sa_type, sb_type, c_type, d_type, sfd_type, M, N, K = gm_types(gemm, (batch,), (batch,), entries)
+    types = gm_types(gemm, (batch,), (batch,), entries)
+    M, N, K = types.sizes
     bm, bn, cores = gemm.tiles.m, gemm.tiles.n, gemm.num_cores
 
     @T.prim_func
     def batched_gemm(
-        A: a_type,
-        B: b_type,
-        SA: sa_type,
-        SB: sb_type,
-        C: c_type,
-        D: d_type,
-        SFD: sfd_type,
+        A: types.a,
+        B: types.b,
+        SA: types.sa,
+        SB: types.sb,
+        C: types.c,
+        D: types.d,
+        SFD: types.sfd,
         count: T.Tensor((1,), "int32"),
         factor: T.float32,
     ):

@@ -26,14 +26,15 @@ def build(variant: GemmVariant) -> Any:
     Each group sees operands that end where it does, so that copies fill tiles with zeros behind it.
     """
     G = T.dynamic("G")
-    *_, d_type, _, M, N, K = gm_types(variant, d_groups=(G,))
+    types = gm_types(variant, d_groups=(G,))
+    M, N, K = types.sizes
     bm, bn, cores = variant.tiles.m, variant.tiles.n, variant.num_cores
 
     @T.prim_func
     def gathered_k_gemm(
         A: T.Tensor((K, M), "bfloat16"),
         B: T.Tensor((K, N), "bfloat16"),
-        D: d_type,
+        D: types.d,
         starts: T.Tensor((G,), "int32"),
         stops: T.Tensor((G,), "int32"),
     ):

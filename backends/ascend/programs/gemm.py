@@ -25,18 +25,19 @@ def build(variant: GemmVariant) -> Any:
     [ceil(K / 64), mn], or one unused word; FP4 operands are bytes [mn, K / 2], without pitch where the cube reads FP4.
     C and what comes after D belong to the epilogue, see `Outputs`, and are otherwise unused.
     """
-    a_type, b_type, sa_type, sb_type, c_type, d_type, sfd_type, M, N, K = gm_types(variant)
+    types = gm_types(variant)
+    M, N, K = types.sizes
     bm, bn, cores = variant.tiles.m, variant.tiles.n, variant.num_cores
 
     @T.prim_func
     def gemm(
-        A: a_type,
-        B: b_type,
-        SA: sa_type,
-        SB: sb_type,
-        C: c_type,
-        D: d_type,
-        SFD: sfd_type,
+        A: types.a,
+        B: types.b,
+        SA: types.sa,
+        SB: types.sb,
+        C: types.c,
+        D: types.d,
+        SFD: types.sfd,
         count: T.Tensor((1,), "int32"),
         factor: T.float32,
         head: T.int32,

@@ -28,10 +28,24 @@ class Matrix:
         return self.buffer[(*self.index, slice(row, row + rows), slice(column, column + columns))]
 
 
+@dataclass(frozen=True, eq=False)
+class Types:
+    """Types of a GEMM program's tensors, and the symbols M, N, K."""
+
+    a: Any
+    b: Any
+    sa: Any
+    sb: Any
+    c: Any
+    d: Any
+    sfd: Any
+    sizes: tuple[Any, Any, Any]
+
+
 def gm_types(
     variant: GemmVariant, a_groups: tuple[Any, ...] = (), b_groups: tuple[Any, ...] = (), d_groups: tuple[Any, ...] = ()
-) -> tuple[Any, ...]:
-    """Return the types of A, B, SA, SB, C, D, SFD and the symbols M, N, K.
+) -> Types:
+    """Return the types of tensors.
 
     Args:
         a_groups, b_groups, d_groups: sizes in front of the last two; all strides but the last are free.
@@ -57,7 +71,7 @@ def gm_types(
     columns = T.dynamic("ND") if variant.epilogue == "heads" else N
     c, d = (strided(name, d_groups, M, columns, variant.out) for name in "cd")
     sfd = strided("s", d_groups, T.dynamic("W"), M, variant.sfd) if variant.epilogue == "quantise" else c
-    return a, b, sa, sb, c, d, sfd, M, N, K
+    return Types(a, b, sa, sb, c, d, sfd, (M, N, K))
 
 
 def elements(variant: GemmVariant, operand: Any, *shape: Any) -> Any:

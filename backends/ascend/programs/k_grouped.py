@@ -29,17 +29,18 @@ def build(variant: KGroupedVariant) -> Any:
     """
     gemm = variant.gemm
     G = T.dynamic("G")
-    a_type, b_type, sa_type, sb_type, c_type, d_type, _, M, N, K = gm_types(gemm, d_groups=(G,))
+    types = gm_types(gemm, d_groups=(G,))
+    M, N, K = types.sizes
     bm, bn, cores, alignment = gemm.tiles.m, gemm.tiles.n, gemm.num_cores, variant.alignment
 
     @T.prim_func
     def k_grouped_gemm(
-        A: a_type,
-        B: b_type,
-        SA: sa_type,
-        SB: sb_type,
-        C: c_type,
-        D: d_type,
+        A: types.a,
+        B: types.b,
+        SA: types.sa,
+        SB: types.sb,
+        C: types.c,
+        D: types.d,
         layout: T.Tensor((G,), "int32"),
         alpha: T.float32,
     ):

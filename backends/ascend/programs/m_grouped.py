@@ -30,14 +30,15 @@ def build(variant: MGroupedVariant) -> Any:
     gemm = variant.gemm
     G = T.dynamic("G")
     slabs = (G,) if variant.layout == "masked" else ()
-    a_type, b_type, sa_type, sb_type, _, d_type, _, M, N, K = gm_types(gemm, slabs, (G,), slabs)
+    types = gm_types(gemm, slabs, (G,), slabs)
+    M, N, K = types.sizes
     layout_type = T.Tensor((M,) if variant.layout == "index" else (G,), "int32")
     bm, bn, cores = gemm.tiles.m, gemm.tiles.n, gemm.num_cores
     alignment = variant.alignment
 
     @T.prim_func
     def m_grouped_gemm(
-        A: a_type, B: b_type, SA: sa_type, SB: sb_type, D: d_type, layout: layout_type, factor: T.float32
+        A: types.a, B: types.b, SA: types.sa, SB: types.sb, D: types.d, layout: layout_type, factor: T.float32
     ):
         with T.MixedKernel(cores) as (core, vector_core):
             a = elements(gemm, A, *slabs, M, K)
