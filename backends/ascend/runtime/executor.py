@@ -34,9 +34,6 @@ EXECUTORS = {
 class Executor(Protocol):
     """Runs kernels on tensors of one device type."""
 
-    #: "npu" or "sim".
-    name: str
-
     def run(self, kernel: Kernel, *arguments: Tensor | float | int) -> None:
         """Run `kernel` on its arguments in the order of its program; outputs are written in place."""
 
@@ -68,7 +65,6 @@ class _Collector:
     """Takes kernels down instead of running them."""
 
     def __init__(self, executor: Executor, kernels: dict[Kernel, None]) -> None:
-        self.name = executor.name
         self.build = executor.build
         self.num_cores = executor.num_cores
         self._kernels = kernels

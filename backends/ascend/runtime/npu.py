@@ -18,8 +18,6 @@ from .kernel import Kernel
 class NpuExecutor:
     """TileLang's runtime as an executor; threads may share it."""
 
-    name = "npu"
-
     def __init__(self) -> None:
         self._compiled: dict[Kernel, Any] = {}
         self._lock = threading.Lock()

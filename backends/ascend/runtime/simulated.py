@@ -57,8 +57,6 @@ def timing_only() -> Iterator[None]:
 class SimulatedExecutor:
     """The simulator as an executor; threads may share it."""
 
-    name = "sim"
-
     def num_cores(self) -> int:
         """Return the cube cores of the simulated device."""
         return NUM_CORES

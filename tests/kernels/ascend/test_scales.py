@@ -171,8 +171,6 @@ def test_nothing_waits_for_a_device():
     launched = []
 
     class Recorder:
-        name = "npu"
-
         def num_cores(self):
             return 4
 
