@@ -37,7 +37,8 @@ _TRIED = 4  # of the cheapest candidates by the heuristic's model
 def tune(shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
     """Write the tiles that are predicted to be fastest into `file` (default: the committed table).
 
-    Runs the timing model on the candidates that the heuristic finds cheapest; the same input gives the same file.
+    Runs the timing model on the candidates that the heuristic finds cheapest; the same input gives the same file. Rows that
+    others write meanwhile are kept.
 
     Raises:
         ValueError: there is nothing to tune, or `file` cannot be written.
@@ -51,6 +52,7 @@ def tune(shapes: Sequence[Shape], file: Path | None, advance: Advance) -> str:
         raise ValueError(f"{file} names no shapes to tune again. Give some with --shapes M,N,K.")
     jobs = [(key, tiles) for key in keys for tiles in _candidates(key)]
     cycles = dict(zip(jobs, _in_processes(_predicted_cycles, jobs, os.cpu_count() or 1, advance), strict=True))
+    table = load(file)
     for key in keys:
         best = min(_candidates(key), key=lambda tiles: (cycles[key, tiles], tiles))
         table[key] = Tuned(best, cycles[key, best])

@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..programs.gemm_variant import Element, GemmForm, Tiles
 from .gemm_tiles import Sizes, fits, row_class
@@ -75,18 +76,25 @@ def load(file: Path) -> dict[TunedKey, Tuned]:
     """Read a table; a file that does not exist is an empty one.
 
     Raises:
-        ValueError: a configuration does not fit the on-chip memories.
+        ValueError: the file is no such table, or a configuration does not fit the on-chip memories.
     """
     if not file.exists():
         return {}
+    try:
+        rows = [_row(row) for row in json.loads(file.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file} is no table of tuned tiles ({error}). Remove it, or choose another file.") from error
     table = {}
-    for row in json.loads(file.read_text(encoding="utf-8")):
-        tuned = Tuned(Tiles(*row.pop("tiles")), row.pop("cycles"))
-        key = TunedKey(**row)
+    for key, tuned in rows:
         if not fits(key.form, tuned.tiles):
             raise ValueError(f"{file} holds tiles that do not fit on chip: {tuned.tiles} for {key}.")
         table[key] = tuned
     return table
+
+
+def _row(row: dict[str, Any]) -> tuple[TunedKey, Tuned]:
+    tuned = Tuned(Tiles(*row.pop("tiles")), row.pop("cycles"))
+    return TunedKey(**row), tuned
 
 
 def save(file: Path, table: dict[TunedKey, Tuned]) -> None:
@@ -96,5 +104,8 @@ def save(file: Path, table: dict[TunedKey, Tuned]) -> None:
         tiles = [tuned.tiles.m, tuned.tiles.n, tuned.tiles.k, tuned.tiles.k_step]
         rows.append(json.dumps({**asdict(key), "tiles": tiles, "cycles": tuned.cycles}))
     written = file.with_name(f".{file.name}.{os.getpid()}")
-    written.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
-    written.replace(file)
+    try:
+        written.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+        written.replace(file)
+    finally:
+        written.unlink(missing_ok=True)

@@ -40,6 +40,30 @@ def test_tables_survive_a_round_trip_and_refuse_tiles_that_do_not_fit(tmp_path):
         load(tmp_path / "table.json")
 
 
+@pytest.mark.parametrize("text", ["", "{", "{}x", "[1]", '[{"tiles": [1]}]', "[[]]", '{"a": 1}'])
+def test_a_file_that_is_no_table_is_named(tmp_path, capsys, ascend, text):
+    file = tmp_path / "table.json"
+    file.write_text(text)
+    assert cli.main(["tune", "--backend", "ascend", "--file", str(file)]) == 2
+    assert "is no table of tuned tiles" in " ".join(capsys.readouterr().err.split())
+    assert file.read_text() == text
+
+
+def test_tuning_keeps_rows_that_were_written_meanwhile(tmp_path, ascend, monkeypatch):
+    file, other = tmp_path / "table.json", {KEY.in_class(): Tuned(Tiles(32, 48, 256, 64), 100)}
+
+    def another_process_writes(work, jobs, *_):
+        save(file, other)
+        return [1] * len(jobs)
+
+    monkeypatch.setattr(ahead_of_time, "_in_processes", another_process_writes)
+    ahead_of_time.tune([(16, 16, 64)], file, lambda *_: None)
+    table = load(file)
+    assert len(table) == 4
+    assert table[KEY.in_class()] == other[KEY.in_class()]
+    assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
+
+
 def test_tuned_tiles_serve_their_class_of_rows_only(monkeypatch):
     monkeypatch.setattr(gemm_tuned, "_committed", lambda: {KEY.in_class(): Tuned(Tiles(32, 48, 256, 64), 100)})
     form, sizes = KEY.form, KEY.sizes
