@@ -31,10 +31,11 @@ def gathered_m_grouped_gemm(problem: GatheredMGroupedGemmProblem) -> None:
     executor = executor_for(problem.d)
     rows = torch.where(problem.labels < 0, -1, problem.row_indices)
     data = _gathered(executor, problem.a.data, rows)
-    # Rows of no group are zeros and stay so whatever they are multiplied by.
     layout = GroupLayout("index", problem.labels.clamp(min=0), problem.alignment)
     a = replace(problem.a, data=data, mn=data.shape[0])
     m_grouped_gemm(GroupedGemmProblem(a, problem.b, problem.d, layout))
+    # Zeros times an infinite or NaN weight are NaN.
+    problem.d.detach().masked_fill_((rows < 0).unsqueeze(1), 0)
 
 
 def gathered_k_grouped_gemm(problem: GatheredKGroupedGemmProblem) -> None:

@@ -24,6 +24,10 @@ def test_gathered_rows_are_exact(ascend, small_integers):
     expected = torch.einsum("mk,mnk->mn", rows, b.float()[labels.clamp(min=0).long()])
     expected[labels < 0] = 0
     assert torch.equal(d, expected.bfloat16())
+    b[0, 3, 5] = torch.inf
+    legacy.a_fused_m_grouped_bf16_gemm_nt_contiguous_tl(a, b, d, (labels, indices))
+    assert (d[(labels < 0) | (indices < 0)] == 0).all()
+    assert d[512:].isfinite().logical_not().any()
 
 
 @pytest.mark.parametrize("gathers", ["a", "b"])
