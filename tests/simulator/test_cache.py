@@ -86,6 +86,16 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path):
     assert cache.load("so", "k") == b"payload"
 
 
+def test_the_folder_stays_where_it_is_when_the_process_moves(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for chosen in ("folder", "~/folder"):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("UNIKERNELS_SIMULATOR_CACHE", chosen)
+        cache = Cache()
+        monkeypatch.chdir("/")
+        assert cache.folder == tmp_path / "folder"
+
+
 def test_a_folder_in_an_entrys_place_is_survived(tmp_path):
     cache = Cache(tmp_path)
     (tmp_path / "k.so").mkdir()

@@ -32,10 +32,10 @@ def digest(*parts: str | bytes) -> str:
 def _default_folder() -> Path:
     chosen = os.environ.get("UNIKERNELS_SIMULATOR_CACHE")
     if chosen:
-        return Path(chosen)
+        return Path(chosen).expanduser()
     of_all_kernels = os.environ.get("UNIKERNELS_CACHE_DIR") or os.environ.get("DG_JIT_CACHE_DIR")
     if of_all_kernels:
-        return Path(of_all_kernels) / "simulator"
+        return Path(of_all_kernels).expanduser() / "simulator"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unikernels" / "simulator"
 
 
@@ -62,7 +62,7 @@ class Cache:
     """Files under one folder. A folder that is or becomes unusable is replaced by a temporary one, with one warning."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or _default_folder()
+        self._folder = (folder or _default_folder()).absolute()  # the process may change its folder
         self._checked = False
         self._lock = threading.Lock()
 
