@@ -263,10 +263,11 @@ class TestLegacy:
     @pytest.mark.parametrize("gathers", ["a", "b"])
     @pytest.mark.parametrize("acc", [False, True])
     def test_gathered_k(self, gathers, acc):
-        starts, stops = int32(0, 32, 32), int32(20, 32, 64)
+        ranges = ((0, 20), (32, 32), (32, 64), (20, 10), (20, -1))  # what ends before it starts is empty
+        starts, stops = int32(*(start for start, _ in ranges)), int32(*(stop for _, stop in ranges))
         indices = int32(*[5, -1, 7, 0] * 16)
         source, other = integers(10, 6), integers(64, 6, seed=1)
-        d = torch.full((3, 6, 6), 4.0 if acc else torch.nan)
+        d = torch.full((5, 6, 6), 4.0 if acc else torch.nan)
         function = {
             "a": legacy.a_fused_k_grouped_bf16_gemm_tn_contiguous_tl,
             "b": legacy.b_fused_k_grouped_bf16_gemm_tn_contiguous_tl,
@@ -275,8 +276,9 @@ class TestLegacy:
         function(a.bfloat16(), b.bfloat16(), d, (indices, starts, stops), acc)
         gathered = source[indices.clamp(min=0).long()] * (indices >= 0).double().unsqueeze(1)
         left, right = (gathered, other) if gathers == "a" else (other, gathered)
-        for group, (start, stop) in enumerate(((0, 20), (32, 32), (32, 64))):
-            assert torch.equal(d[group].double(), left[start:stop].T @ right[start:stop] + 4 * acc)
+        for group, (start, stop) in enumerate(ranges):
+            rows = slice(start, max(start, stop))
+            assert torch.equal(d[group].double(), left[rows].T @ right[rows] + 4 * acc)
 
     def test_refusals(self):
         a, b, d = torch.ones(10, 16).bfloat16(), torch.ones(2, 9, 16).bfloat16(), torch.empty(4, 9)

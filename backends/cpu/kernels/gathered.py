@@ -43,7 +43,7 @@ def gathered_k_grouped_gemm(problem: GatheredKGroupedGemmProblem) -> None:
     """D[g] (+)= sum over k of A[:, ia(k)] B[:, ib(k)].T."""
     for group, (start, stop) in enumerate(zip(problem.k_start.tolist(), problem.k_end.tolist(), strict=True)):
         d = problem.d[group]
-        indices = problem.k_indices[start:stop]
+        indices = problem.k_indices[start : max(start, stop)]  # a negative stop would count from the end
         positions = (indices >= 0).nonzero().flatten()
         if not len(positions):
             if not problem.accumulates:
