@@ -7,7 +7,14 @@ from .checks import normalize_scales
 from .convert import convert_scales, is_canonical, masked_valid_rows, psum_valid_rows
 from .decode import decode_scales, expand_scales, is_power_of_two, scale_exponents
 from .formats import ScaleFormat, Scales, format_of
-from .grouped import KGroups, convert_k_grouped_scales, k_grouped_exponents, k_grouped_scales, k_groups
+from .grouped import (
+    KGroups,
+    convert_k_grouped_scales,
+    k_grouped_exponents,
+    k_grouped_scales,
+    k_groups,
+    place_k_grouped_scales,
+)
 from .transforms import (
     convert_scales_within_k_groups,
     get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
@@ -39,6 +46,7 @@ __all__ = [
     "k_groups",
     "masked_valid_rows",
     "normalize_scales",
+    "place_k_grouped_scales",
     "psum_valid_rows",
     "scale_exponents",
     "transform_k_grouped_sf",

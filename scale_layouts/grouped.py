@@ -14,7 +14,7 @@ from torch import Tensor
 from unikernels.errors import InvalidArgumentError
 
 from .decode import refuse_bad_scale
-from .formats import ScaleFormat, align, ceil_div, format_of
+from .formats import ScaleFormat, Scales, align, ceil_div, format_of
 from .native_packing import transcode
 
 _ASCEND_GRAN_K = 32
@@ -161,6 +161,31 @@ def convert_k_grouped_scales(
         begin += count
     out[begin:] = 0
     return out
+
+
+def place_k_grouped_scales(sf: Tensor, groups: KGroups, k: int, *, name: str = "sf") -> Scales:
+    """Return k-grouped scales as scales of one [mn, k] matrix: rows move from group after group to where the data are.
+
+    Args:
+        sf: float32 [sum_sf_k, mn], or int32 [words, mn] where every group starts a new word row.
+        k: extent of the data along K, gaps and unused columns at the end included.
+
+    Returns:
+        float32 scales, 1 where `sf` has no row; int16 words for int32 ones, 0 for blocks of no group.
+    """
+    mn = sf.shape[1]
+    if sf.dtype == torch.float32:
+        gran_k = groups.gran_k
+        spread = torch.ones((ceil_div(k, gran_k), mn), dtype=sf.dtype, device=sf.device)
+        for start, row, count in zip(groups.starts, groups.row_starts, groups.row_counts, strict=True):
+            target = spread[start // gran_k : start // gran_k + count]
+            target.copy_(sf[row : row + len(target)])
+        return Scales(spread.transpose(0, 1), ScaleFormat.FP32, 1, gran_k, mn, k)
+    words = convert_k_grouped_scales(sf, groups, ScaleFormat.UE8M0X2_INT16, name=name)
+    missing = ceil_div(k, 2 * _ASCEND_GRAN_K) - words.shape[0]
+    if missing > 0:
+        words = torch.cat([words, words.new_zeros((missing, mn))])
+    return Scales(words.transpose(0, 1), ScaleFormat.UE8M0X2_INT16, 1, _ASCEND_GRAN_K, mn, k)
 
 
 def _plain_groups(ks: Sequence[int] | None, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .operations.gathered import GatheredKGroupedGemmProblem, GatheredMGroupedGemmProblem
     from .operations.gemm import GemmProblem
     from .operations.hc_prenorm import HcPrenormProblem
-    from .operations.k_grouped import KGroupedGemmProblem
+    from .operations.k_grouped import KGroupedGemmProblem, KGroupLayout
     from .operations.m_grouped import GroupedGemmProblem
     from .operations.mega_gate import MegaGateProblem
     from .operations.mega_mhc import MegaMhcProblem
@@ -127,12 +127,28 @@ class Backend:
         return convert_scales(scales, scale_format, psum_layout=psum_layout, alignment=alignment, name=name)
 
     def convert_scales_within_k_groups(
-        self, scales: Scales, groups: KGroups, psum_layout: Tensor, alignment: int, name: str
+        self, scales: Scales, groups: KGroups | None, psum_layout: Tensor, alignment: int, name: str
     ) -> Tensor:
         """Return int16 words of groups along K; see `scale_layouts.convert_scales_within_k_groups`."""
         from .scale_layouts import convert_scales_within_k_groups
 
         return convert_scales_within_k_groups(scales, groups, psum_layout, alignment, name)
+
+    def place_k_grouped_scales(
+        self, sf: Tensor, gran_k: int, k: int, layout: KGroupLayout, groups: KGroups | None, name: str
+    ) -> Scales | None:
+        """Return scales that stand group after group as scales of one matrix; see `scale_layouts.place_k_grouped_scales`.
+
+        Args:
+            layout: the groups on the device, and their alignment.
+            groups: the groups as the host knows them; None where that would wait for the device.
+
+        Returns:
+            None if that takes knowing the groups on the host.
+        """
+        from .scale_layouts import place_k_grouped_scales
+
+        return None if groups is None else place_k_grouped_scales(sf, groups, k, name=name)
 
     def predictions(self, pattern: str = "") -> Iterator[Prediction]:
         """Yield predicted against published performance of this backend's kernels, for ``unikernels bench --predicted``.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         GroupedGemmProblem,
         KGroupedGemmProblem,
     )
+    from unikernels.operations.k_grouped import KGroupLayout
 
 #: The architecture name of Ascend 950 parts.
 NPU_ARCH = 3510
@@ -117,11 +118,20 @@ class AscendBackend(Backend):
         return psum_scale_words(scales, psum_layout, alignment or self.mk_alignment, name)
 
     def convert_scales_within_k_groups(
-        self, scales: Scales, groups: KGroups, psum_layout: Tensor, alignment: int, name: str
+        self, scales: Scales, groups: KGroups | None, psum_layout: Tensor, alignment: int, name: str
     ) -> Tensor:
         from .kernels.scales import k_grouped_scale_words
 
         return k_grouped_scale_words(scales, psum_layout, alignment, name)
+
+    def place_k_grouped_scales(
+        self, sf: Tensor, gran_k: int, k: int, layout: KGroupLayout, groups: KGroups | None, name: str
+    ) -> Scales | None:
+        from .kernels.k_grouped_scales import placed_scales
+
+        placed = None if sf.is_meta else placed_scales(sf, gran_k, k, layout)
+        # Float32 scales that are no powers of two stay what they are: `why_not` refuses them, or a fallback takes them.
+        return placed or super().place_k_grouped_scales(sf, gran_k, k, layout, groups, name)
 
     def predictions(self, pattern: str = "") -> Iterator[Prediction]:
         from .predicted import predictions

@@ -210,6 +210,7 @@ def k_grouped_fp8_gemm_tn_contiguous(
             scales [sum_k/gran_k, m] float32; packed UE8M0 with gran_k 32: int32 [>= ceil(sum_k/128), m], int16
             [ceil(sum_k/64), m]. With end offsets the rows of gaps count; float32 scales, and int32 with gran_k 128, may
             also leave them out (2.6.1) where the host knows the group sizes: from grouped_layout on the CPU, or ks_cpu.
+            On Ascend kernels read the sizes.
         b: (data, scales) in the same way with n for m.
         d: [num_groups, m, n] bfloat16 or float32, contiguous; written in place.
         ks_cpu: sizes of the groups along K, multiples of 128, whose sum is sum_k. With `use_psum_layout` they may have any

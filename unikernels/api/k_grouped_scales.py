@@ -10,13 +10,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from .. import validate
+from .. import _registry, validate
 from ..errors import InvalidArgumentError
 from ..operations.k_grouped import KGroupLayout
 from ..operations.operands import Operand
 from ..scale_layouts import Scales, format_of
 from ..scale_layouts.formats import ScaleFormat
-from ..scale_layouts.grouped import KGroups, convert_k_grouped_scales, k_groups
+from ..scale_layouts.grouped import KGroups, k_groups
 
 _PACKED_GRAN_K = 32
 
@@ -36,8 +36,8 @@ def attach(
         sf: K first, [rows, mn]. float32: one row per gran_k elements of the data, gaps included, or (psum) only
             ceil(size / gran_k) rows per group. int32: four rows a word, every group starting a new word row. int16 and
             bytes: words, or bytes, at the positions of the data.
-        real_sizes: group sizes if the host knows them; only then can rows that are not at the positions of the data be
-            told apart.
+        real_sizes: group sizes if the host knows them. Otherwise only a backend that reads them on the device can tell
+            apart rows that are not at the positions of the data.
     """
     if sf.ndim != 2 or sf.shape[1] != operand.mn:
         raise InvalidArgumentError(
@@ -70,21 +70,13 @@ def _moved(
 ) -> Operand:
     """Move rows that stand group after group to the positions of the data."""
     groups = _groups(sf, gran_k, layout, real_sizes)
-    if groups is None or not _fits(sf, groups):
+    # Compact rows are never more than those at the positions of the data; on a device that is all the host can tell.
+    has_place = _fits(sf, groups) if groups is not None else sf.dtype != torch.float32 or sf.shape[0] < rows
+    backend = _registry.backend_for(sf)
+    scales = backend.place_k_grouped_scales(sf, gran_k, operand.k, layout, groups, name) if has_place else None
+    if scales is None:
         _refuse_rows(function, name, operand, sf, gran_k, rows, groups)
-    if sf.dtype == torch.float32:
-        spread = torch.ones((rows, operand.mn), dtype=sf.dtype, device=sf.device)
-        for start, row, count in zip(groups.starts, groups.row_starts, groups.row_counts, strict=True):
-            target = spread[start // gran_k : start // gran_k + count]
-            target.copy_(sf[row : row + len(target)])
-        return _with(operand, Scales(spread.transpose(0, 1), ScaleFormat.FP32, 1, gran_k, operand.mn, operand.k))
-    words = convert_k_grouped_scales(sf, groups, ScaleFormat.UE8M0X2_INT16, name=name)
-    missing = -(-operand.k // 64) - words.shape[0]
-    if missing > 0:
-        words = torch.cat([words, words.new_zeros((missing, operand.mn))])
-    return _with(
-        operand, Scales(words.transpose(0, 1), ScaleFormat.UE8M0X2_INT16, 1, _PACKED_GRAN_K, operand.mn, operand.k)
-    )
+    return _with(operand, scales)
 
 
 def _groups(sf: Tensor, gran_k: int, layout: KGroupLayout, real_sizes: tuple[int, ...] | None) -> KGroups | None:

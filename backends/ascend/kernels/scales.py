@@ -27,7 +27,7 @@ from ..programs.variants import ScaleRows, ScaleSource, ScalesVariant
 from ..runtime.executor import Executor, cores_in_use, executor_for
 from ..runtime.kernel import Kernel
 
-_BLOCK_MN = 128
+BLOCK_MN = 128
 _SOURCES: dict[ScaleFormat, ScaleSource] = {
     ScaleFormat.FP32: "float32",
     ScaleFormat.UE8M0X2_INT16: "int16",
@@ -60,10 +60,10 @@ def scale_words(
     masks_k = columns is not None and columns.kind == "psum"  # plain groups leave no gaps
     if scales.format is ScaleFormat.UE8M0X2_INT16 and not masks_k and is_canonical(scales):
         return _canonical(scales.data.mT)
-    stored, is_k_major = _stored(scales.data)
+    stored, is_k_major = as_stored(scales.data)
     num_blocks = -(-scales.k // SCALE_BLOCK)
     words = stored.new_empty((stored.shape[0], -(-num_blocks // 2), scales.mn), dtype=torch.int16)
-    is_bad = torch.zeros(1, dtype=torch.int32) if words.is_cpu else _flag(words.device)
+    is_bad = bad_flag(words.device)
     rows_kind: ScaleRows = "all" if rows is None else rows.kind
     executor.run(
         Kernel("scales", _variant(scales, is_k_major, rows_kind, masks_k, cores_in_use(executor))),
@@ -92,7 +92,7 @@ def _variant(scales: Scales, is_k_major: bool, rows: ScaleRows, masks_k: bool, n
         has_blocks=scales.gran_mn > 1,
         rows=rows,
         masks_k=masks_k,
-        block_mn=_BLOCK_MN,
+        block_mn=BLOCK_MN,
         # Rows of a K-major tile are at least the 32 bytes that rows in UB are aligned to.
         block_words=64 if repeat > 1 and scales.format.is_packed else 32,
         num_cores=2 * num_cores,
@@ -123,13 +123,18 @@ def refused_scales(device: torch.device) -> bool:
     return found
 
 
+def bad_flag(device: torch.device) -> Tensor:
+    """Return the word a kernel sets when it meets bad scales: a new one where it is read at once, the kept one elsewhere."""
+    return torch.zeros(1, dtype=torch.int32) if device.type == "cpu" else _flag(device)
+
+
 @functools.cache
 def _flag(device: torch.device) -> Tensor:
     """Word that kernels set and nothing but `refused_scales` reads or clears."""
     return torch.zeros(1, dtype=torch.int32, device=device)
 
 
-def _stored(data: Tensor) -> tuple[Tensor, bool]:
+def as_stored(data: Tensor) -> tuple[Tensor, bool]:
     """Return scales as they lie in memory, [groups, rows, columns] or [groups, columns, rows], and whether K comes last.
 
     Strides of axes of length 1 say what the others do; a copy is made only if no axis is contiguous or rows overlap.

@@ -11,13 +11,11 @@ from typing import Any
 import tilelang.ascend.language as T
 
 from .gemm_variant import SCALE_BLOCK
+from .scale_steps import exponent_of_bits
 from .variants import ScalesVariant
 from .vector_steps import THREADS
 
 _PER_WORD = {"float32": 1, "int16": 2, "int32": 4}
-_SIGN_AND_MANTISSA, _INFINITY = 0x807FFFFF - (1 << 32), 0x7F800000
-_TWO_POW_MINUS_127 = 0x00400000  # subnormal: UE8M0 byte 0
-_NAN = 255
 
 
 def build(variant: ScalesVariant) -> Any:
@@ -156,11 +154,7 @@ def _put(
         else:
             element = T.cast(tile[scale // _PER_WORD[variant.source], row], "int32")
         if variant.source == "float32":
-            has_no_exponent = (element & _SIGN_AND_MANTISSA) != 0 or element == _INFINITY
-            if has_no_exponent and element != _TWO_POW_MINUS_127:
-                element = _NAN << 23
-                T.atomic_max(is_bad[0], 1)
-            element = element >> 23
+            exponent_of_bits(element, is_bad)
         else:
             element = (element >> (scale % _PER_WORD[variant.source] * 8)) & 255
         exponents = exponents | (element << (half * 8))

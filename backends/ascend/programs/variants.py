@@ -127,3 +127,23 @@ class ScalesVariant:
     block_mn: int
     block_words: int
     num_cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class KGroupedScalesVariant:
+    """One compiled form of the move of scales that stand group after group along K.
+
+    Attributes:
+        source: the bits of a float32, or words of four exponents, every group starting a new one.
+        is_k_first: source stored [rows along K, mn], else [mn, rows].
+        layout: what says which K are whose (see `KGroupLayout`).
+        block_mn, block_words: rows of the matrix and words one vector core fills at a time.
+        num_cores: launched vector cores.
+    """
+
+    source: Literal["float32", "int32"]
+    is_k_first: bool
+    layout: Literal["plain", "psum"]
+    block_mn: int
+    block_words: int
+    num_cores: int
