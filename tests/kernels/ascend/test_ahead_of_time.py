@@ -29,6 +29,15 @@ def test_committed_tiles_fit_and_step_through_k_alike():
         assert tuned.cycles > 0
 
 
+def test_committed_cycles_are_what_the_model_predicts_now(ascend):
+    stale = {}
+    for key, tuned in load(TABLE).items():
+        cycles = ahead_of_time._predicted_cycles(key, tuned.tiles)
+        if cycles != tuned.cycles:
+            stale[key] = f"{tuned.cycles} in the table, {cycles} now"
+    assert not stale, "run: unikernels tune --backend ascend"
+
+
 def test_tables_survive_a_round_trip_and_refuse_tiles_that_do_not_fit(tmp_path):
     table = {KEY.in_class(): Tuned(Tiles(32, 48, 256, 64), 100)}
     save(tmp_path / "table.json", table)
