@@ -1,6 +1,6 @@
 """GEMMs of the Ascend vendor library through torch_npu: the baselines `aclnn_*`, and what `cublaslt_gemm_*` means on an NPU.
 
-Written against torch_npu's documentation; not run on hardware so far. Nothing of TileLang is used.
+Written against torch_npu's documentation; not run on hardware so far. Only scales pass through a kernel of ours.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from torch import Tensor
 
 from unikernels.operations import GemmProblem
 from unikernels.operations.operands import Operand
-from unikernels.scale_layouts import ScaleFormat, convert_scales
 from unikernels.utils import transpose_packed_fp4
+
+from ..runtime.executor import executor_for
+from . import operands
 
 #: Rows and columns per scale, as `npu_quant_matmul` takes them.
 _GROUP_SIZES = [1, 1, 32]
@@ -79,7 +81,6 @@ def _data(operand: Operand) -> Tensor:
 
 def _scale_pairs(operand: Operand) -> Tensor:
     """Return UE8M0 bytes [mn, k / 64, 2], with the axes of the data in memory, as the vendor wants them."""
-    assert operand.scales is not None
-    words = convert_scales(operand.scales, ScaleFormat.UE8M0X2_INT16).data.mT.contiguous()
+    words = operands.scale_words(executor_for(operand.data), operand)
     pairs = words.view(torch.uint8).view(*words.shape, 2).transpose(0, 1)
     return pairs.contiguous() if operand.is_k_major or operand.kind == "fp4" else pairs

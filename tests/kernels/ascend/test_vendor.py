@@ -12,6 +12,7 @@ import torch
 
 import unikernels as uk
 from unikernels.backends.ascend.kernels import vendor
+from unikernels.backends.ascend.runtime.simulated import recorded_reports
 from unikernels.errors import UnsupportedOperationError
 from unikernels.operations.gemm import gemm_reference
 
@@ -114,7 +115,9 @@ def test_quantised_calls(calls, vendor_result, kinds, majors, accumulates):
         for kind, rows, is_k_major in zip(kinds, (34, 66), majors, strict=True)
     )
     d = torch.full((34, 66), 8.0).bfloat16()
-    found, expected = vendor_result("aclnn_fp8_fp4_gemm_nt", a, b, d, d if accumulates else None)
+    with recorded_reports() as reports:
+        found, expected = vendor_result("aclnn_fp8_fp4_gemm_nt", a, b, d, d if accumulates else None)
+    assert len(reports) == 2  # scales pass through kernels, which wait for no device
     assert calls == [(kinds[0] == "fp4", kinds[1] == "fp4", torch.bfloat16)]
     if accumulates:  # the product is rounded before C is added
         torch.testing.assert_close(found, expected, rtol=2**-7, atol=0.5)
