@@ -16,7 +16,7 @@ from .checks import normalize_scales
 from .convert import convert_scales, empty_mn_major, mn_major_tma_aligned
 from .decode import refuse_bad_scale
 from .formats import ScaleFormat, Scales, align, ceil_div
-from .grouped import KGroups, convert_k_grouped_scales, k_groups
+from .grouped import KGroups, convert_k_grouped_scales, k_groups, place_k_grouped_scales
 from .native_packing import transcode
 
 _TMA_BYTES = 16
@@ -65,7 +65,8 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(
     function = "get_mn_major_tma_aligned_packed_ue8m0_tensor"
     _check_float_matrix(sf, function)
     if psum_layout is not None:
-        _check_psum_source(sf, psum_layout, function)
+        _check_psum_source(sf, function)
+        _check_ends(psum_layout, sf, function)
     mn, num_blocks = sf.shape[-2:]
     scales = Scales(sf, ScaleFormat.FP32, 1, 128, mn, 128 * num_blocks)
     packed = convert_scales(
@@ -138,15 +139,15 @@ def transform_sf(
 ) -> Tensor:
     """Return the scales of a [mn, k] operand in the layout that kernels of `target` read.
 
-    ======================  ===========  ========  ========================================
-    input                   gran_mn      gran_k    target, result
-    ======================  ===========  ========  ========================================
-    float32                 1            128       FP32: MN-major, TMA-aligned
-    float32                 128          128       FP32: as it is, if its blocks are dense
-    float32                 any          32, 128   UE8M0X4_INT32: packed, rows repeated
-    int32                   1            32, 128   UE8M0X4_INT32: as it is, or made MN-major
-    float32, int16, bytes   2^n to 128   32, 128   UE8M0X2_INT16: packed per 32, rows repeated
-    ======================  ===========  ========  ========================================
+    =============================  ========  ========  ========================================
+    input                          gran_mn   gran_k    target, result
+    =============================  ========  ========  ========================================
+    float32                        1         128       FP32: MN-major, TMA-aligned
+    float32                        128       128       FP32: as it is, if its blocks are dense
+    float32                        any       32, 128   UE8M0X4_INT32: packed, rows repeated
+    int32                          1         32, 128   UE8M0X4_INT32: as it is, or made MN-major
+    float32, int32, int16, bytes   1 to 128  32, 128   UE8M0X2_INT16: packed per 32, rows repeated
+    =============================  ========  ========  ========================================
 
     Args:
         recipe: (gran_m, gran_n, gran_k) together with `is_sfa`, or (gran_mn, gran_k) without.
@@ -156,7 +157,8 @@ def transform_sf(
         convert: a backend's own `convert_scales`.
     Raises:
         InvalidArgumentError: any other combination, a wrong shape, or a scale that is no power of two.
-    Contract: DeepGEMM 2.8.2, `transform_sf_into_required_layout`; gran_k 128 to int16 is ours.
+    Contract: DeepGEMM 2.8.2, `transform_sf_into_required_layout`; to int16, gran_k 128, int32 and a gran_mn that is no
+        power of two are ours.
     """
     gran_mn, gran_k = _granularity(recipe, is_sfa, function)
     scales = normalize_scales(
@@ -173,8 +175,9 @@ def transform_sf(
     if psum_layout is not None:
         if is_sfa is False:
             raise InvalidArgumentError(f"{function}: psum_layout is given for a B scale, expected an A scale.")
+        _check_ends(psum_layout, sf, function)
         if scales.format is ScaleFormat.FP32 and target is not ScaleFormat.FP32:
-            _check_psum_source(sf, psum_layout, function)
+            _check_psum_source(sf, function)
     if scales.format is ScaleFormat.FP32 and disable_ue8m0_cast:
         target = ScaleFormat.FP32
     _check_combination(scales, target, function)
@@ -194,49 +197,83 @@ def transform_k_grouped_sf(
     *,
     alignment: int = 256,
     function: str = "transform_k_grouped_sf_into_required_layout",
-    convert: Callable[[Scales, KGroups, Tensor, int, str], Tensor] | None = None,
+    convert: Callable[[Scales, KGroups | None, Tensor, int, str], Tensor] | None = None,
+    place: Callable[[Tensor, int, KGroups | None], Scales | None] | None = None,
 ) -> Tensor:
     """Return k-grouped scales in the layout of Ascend: int16 [mn, ceil(k / 64)], strides (1, mn).
 
     Args:
         sf: [ceil(mn / gran_mn), ceil(k / gran_k)] float32 or its packed forms: the transposed view of the K-first
-            tensor.
+            tensor. int32 with gran_k 128: [mn, words] where every group starts a new word, gran_mn 1.
         psum_layout: int32 [num_groups] end offsets along K; groups start at multiples of `alignment`. Scales of no
-            group are not read, their bytes are 0.
+            group are not read, their bytes are 0. On a device other than the CPU only `convert` and `place` look at it.
         convert: a backend's own `convert_scales_within_k_groups`.
+        place: a backend's own `place_k_grouped_scales` of (K-first tensor, gran_k, groups).
     Raises:
         InvalidArgumentError: a wrong shape or recipe, groups that leave [0, k), or a scale that is no power of two.
-    Contract: DeepGEMM-Ascend 0.1.0, `transform_k_grouped_sf_into_required_layout`.
+    Contract: DeepGEMM-Ascend 0.1.0, `transform_k_grouped_sf_into_required_layout`; int32 is ours.
     """
     gran_mn, gran_k = _granularity(recipe, is_sfa, function)
+    _check_ends(psum_layout, sf, function)
+    name = f"{function}: sf"
+    if sf.dtype == torch.int32 and gran_k == 128:
+        groups = _groups_on_host(psum_layout, k, gran_k, 2, alignment, function)
+        _check_words_per_group(sf, mn, gran_mn, groups, function)
+        placed = None if place is None else place(sf.mT, gran_k, groups)
+        if placed is None:
+            groups = groups or k_groups(None, psum_layout, gran_k=gran_k, alignment=alignment, use_psum_layout=True)
+            placed = place_k_grouped_scales(sf.mT, groups, k, name=name)
+        return placed.data
     scales = normalize_scales(
         sf, mn=mn, k=k, gran_mn=gran_mn, gran_k=gran_k, name="sf", function=function, recipe_form="single"
     )
     _check_combination(scales, ScaleFormat.UE8M0X2_INT16, function)
-    if alignment % max(64, 2 * gran_k):
+    groups = _groups_on_host(psum_layout, k, gran_k, max(2, scales.format.per_word), alignment, function)
+    return (convert or convert_scales_within_k_groups)(scales, groups, psum_layout, alignment, name)
+
+
+def _groups_on_host(
+    psum_layout: Tensor, k: int, gran_k: int, per_word: int, alignment: int, function: str
+) -> KGroups | None:
+    """Return the checked groups of end offsets along K; None where reading them would wait for a device."""
+    if alignment % max(64, per_word * gran_k):
         raise InvalidArgumentError(
-            f"{function}: alignment is {alignment}, expected a multiple of {max(64, 2 * gran_k)}: a word of scales "
-            "must not cross groups."
+            f"{function}: alignment is {alignment}, expected a multiple of {max(64, per_word * gran_k)}: a word of "
+            "scales must not cross groups."
         )
+    if psum_layout.device.type != "cpu":
+        return None
     groups = k_groups(None, psum_layout, gran_k=gran_k, alignment=alignment, use_psum_layout=True, name=function)
     if groups.starts and max(start + size for start, size in zip(groups.starts, groups.sizes, strict=True)) > k:
         raise InvalidArgumentError(
             f"{function}: psum_layout is {psum_layout.tolist()}, expected end offsets within k={k}."
         )
-    return (convert or convert_scales_within_k_groups)(scales, groups, psum_layout, alignment, f"{function}: sf")
+    return groups
+
+
+def _check_words_per_group(sf: Tensor, mn: int, gran_mn: int, groups: KGroups | None, function: str) -> None:
+    needed = 0 if groups is None else groups.num_words
+    if gran_mn != 1 or sf.dim() != 2 or sf.shape[0] != mn or sf.shape[1] < needed:
+        raise InvalidArgumentError(
+            f"{function}: sf holds int32 words of shape {tuple(sf.shape)} per {gran_mn}x128 block, expected gran_mn 1 and "
+            f"({mn}, {'words' if groups is None else f'at least {needed}'}): four scales along K a word, every group "
+            "starting a new one."
+        )
 
 
 def convert_scales_within_k_groups(
-    scales: Scales, groups: KGroups, psum_layout: Tensor, alignment: int, name: str
+    scales: Scales, groups: KGroups | None, psum_layout: Tensor, alignment: int, name: str
 ) -> Tensor:
     """Return int16 [mn, ceil(k / 64)], strides (1, mn), of scales of one matrix; bytes of no group along K are 0.
 
     Args:
-        groups: the groups of `psum_layout` (end offsets along K) and `alignment`, as the host knows them.
+        groups: the groups of `psum_layout` (end offsets along K) and `alignment`, as the host knows them; None reads
+            them from the device.
         psum_layout, alignment: what a device reads instead.
         name: what messages call the tensor.
     """
     gran_mn, gran_k = scales.gran_mn, scales.gran_k
+    groups = groups or k_groups(None, psum_layout, gran_k=gran_k, alignment=alignment, use_psum_layout=True, name=name)
     out = empty_mn_major((), scales.mn, ceil_div(scales.k, 64), scales.mn, torch.int16, scales.data.device).zero_()
     source, per_word = scales.data, scales.format.per_word
     for start, size in zip(groups.starts, groups.sizes, strict=True):
@@ -272,9 +309,8 @@ def _check_combination(scales: Scales, target: ScaleFormat, function: str) -> No
         )
         expected = "float32 scales, or int32 with gran_mn=1, and gran_k 32 or 128"
     else:
-        is_power = gran_mn in (1, 2, 4, 8, 16, 32, 64, 128)
-        fits = source is not ScaleFormat.UE8M0X4_INT32 and gran_k in (32, 128) and is_power
-        expected = "float32 or int16 scales, gran_mn a power of two up to 128, gran_k 32 or 128"
+        fits = gran_k in (32, 128) and 1 <= gran_mn <= 128
+        expected = "gran_mn 1 to 128, gran_k 32 or 128"
     if not fits:
         raise InvalidArgumentError(
             f"{function}: sf holds {source.label} scales per {gran_mn}x{gran_k} block, expected {expected} for a "
@@ -298,16 +334,19 @@ def _check_float_matrix(sf: Tensor, function: str) -> None:
         )
 
 
-def _check_psum_source(sf: Tensor, psum_layout: Tensor, function: str) -> None:
+def _check_psum_source(sf: Tensor, function: str) -> None:
     if sf.dim() != 2 or not sf.is_contiguous():
         raise InvalidArgumentError(
             f"{function}: with psum_layout, sf of shape {tuple(sf.shape)} and strides {sf.stride()} must be contiguous "
             "[mn, columns].\n  Pass sf.contiguous()."
         )
-    if psum_layout.dtype != torch.int32 or psum_layout.dim() != 1:
+
+
+def _check_ends(psum_layout: Tensor, sf: Tensor, function: str) -> None:
+    if psum_layout.dtype != torch.int32 or psum_layout.dim() != 1 or psum_layout.device != sf.device:
         raise InvalidArgumentError(
-            f"{function}: psum_layout is {psum_layout.dtype} of shape {tuple(psum_layout.shape)}, expected torch.int32 "
-            "[num_groups] end offsets."
+            f"{function}: psum_layout is {psum_layout.dtype} of shape {tuple(psum_layout.shape)} on "
+            f"'{psum_layout.device}', expected torch.int32 [num_groups] end offsets on '{sf.device}'."
         )
 
 

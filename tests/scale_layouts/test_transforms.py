@@ -10,10 +10,13 @@ import torch
 from unikernels.errors import InvalidArgumentError
 from unikernels.scale_layouts import (
     ScaleFormat,
+    Scales,
+    convert_k_grouped_scales,
     get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_tensor,
     get_tma_aligned_size,
+    k_groups,
     transform_k_grouped_sf,
     transform_sf,
 )
@@ -141,9 +144,7 @@ def test_disabled_cast_keeps_floats():
         (torch.float32, 8, (1, 32), FP32),
         (torch.int16, 4, (1, 32), INT32),
         (torch.float32, 4, (1, 64), INT32),
-        (torch.int32, 2, (1, 32), INT16),
         (torch.float32, 4, (1, 64), INT16),
-        (torch.float32, 8, (3, 32), INT16),
         (torch.float32, 8, (256, 32), INT16),
     ],
 )
@@ -244,6 +245,50 @@ def test_k_grouped_ascend_layout(gran_mn, gran_k):
     assert torch.equal(result, expected.view(torch.int16))
     again = transform_k_grouped_sf(result, mn, k, (1, 1, 32), True, layout)
     assert torch.equal(again, result)
+
+
+@pytest.mark.parametrize(("gran_k", "alignment"), [(32, 128), (128, 256)])
+def test_k_grouped_ascend_layout_of_int32_words(gran_k, alignment):
+    """Words at the positions of the data, and with gran_k 128 every group starting a new one; spare words last."""
+    mn, k = 12, 1024
+    layout = torch.tensor([100, alignment, alignment + 444, 900], dtype=torch.int32)
+    groups = k_groups(None, layout, gran_k=gran_k, alignment=alignment, use_psum_layout=True)
+    sf = power_of_two_scales(k // gran_k, mn)
+    expected = transform_k_grouped_sf(sf.T, mn, k, (1, 1, gran_k), True, layout, alignment=alignment)
+    rows = torch.cat(
+        [
+            sf[start // gran_k : start // gran_k + count]
+            for start, count in zip(groups.starts, groups.row_counts, strict=True)
+        ]
+    )
+    words = convert_k_grouped_scales(rows, groups, INT32, min_rows=k // (4 * gran_k))
+    result = transform_k_grouped_sf(words.T, mn, k, (1, 1, gran_k), True, layout, alignment=alignment)
+    assert result.stride() == (1, mn)
+    assert torch.equal(result, expected)
+    if gran_k == 128:
+        with pytest.raises(InvalidArgumentError, match=rf"expected gran_mn 1 and \(12, at least {groups.num_words}\)"):
+            transform_k_grouped_sf(words[: groups.num_words - 1].T, mn, k, (1, 1, 128), True, layout)
+        with pytest.raises(InvalidArgumentError, match="per 4x128 block, expected gran_mn 1"):
+            transform_k_grouped_sf(words.T, mn, k, (4, 1, 128), True, layout)
+
+
+def test_k_grouped_ascend_layout_is_not_read_from_another_device():
+    """Only the backend's own conversions see it; tensors without data stand in for a device's."""
+    ends, seen = torch.empty(3, dtype=torch.int32, device="meta"), []
+
+    def convert(scales, groups, psum_layout, alignment, name):
+        seen.append((groups, psum_layout))
+        return scales.data
+
+    def place(k_first, gran_k, groups):
+        seen.append((groups, ends))
+        return Scales(k_first, INT16, 1, 32, 4, 512)
+
+    transform_k_grouped_sf(torch.empty(4, 16, device="meta"), 4, 512, (1, 1, 32), True, ends, convert=convert)
+    words = torch.empty(4, 2, dtype=torch.int32, device="meta")
+    transform_k_grouped_sf(words, 4, 512, (1, 1, 128), True, ends, place=place)
+    assert [groups for groups, _ in seen] == [None, None]
+    assert all(layout is ends for _, layout in seen)
 
 
 def test_k_grouped_ascend_refusals():

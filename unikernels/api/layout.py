@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _registry, scale_layouts, validate
+from ..operations.k_grouped import KGroupLayout
+from ..scale_layouts import KGroups, Scales
 from .runtime import get_mk_alignment_for_contiguous_layout
 
 
@@ -64,16 +66,24 @@ def transform_k_grouped_sf_into_required_layout(
     """Bring k-grouped scales into the Ascend layout (int16, two UE8M0 along K, MN-major).
 
     Args:
-        sf: [ceil(mn/gran_mn), ceil(k/32)] float32: the transposed view of the K-first scales.
+        sf: [ceil(mn/gran_mn), ceil(k/gran_k)] float32 or packed UE8M0: the transposed view of the K-first scales. int32
+            with gran_k 128: [mn, words], every group starting a new word.
         mn, k: logical sizes of the operand.
         recipe: (gran_m, gran_n, gran_k).
         is_sfa: whether these are A's scales.
-        psum_layout: int32 [num_groups] group ends along K; bytes beyond a group's end become 0.
+        psum_layout: int32 [num_groups] group ends along K, checked on the CPU only; bytes beyond a group's end become 0.
 
     Contract: DeepGEMM-Ascend, `transform_k_grouped_sf_into_required_layout`.
     """
     function = "transform_k_grouped_sf_into_required_layout"
     backend = _registry.backend_for(validate.require_tensor(function, "sf", sf))
+    validate.require_tensor(function, "psum_layout", psum_layout)
+    alignment = get_mk_alignment_for_contiguous_layout()
+
+    def place(k_first: Tensor, gran_k: int, groups: KGroups | None) -> Scales | None:
+        layout = KGroupLayout("psum", psum_layout, alignment)
+        return backend.place_k_grouped_scales(k_first, gran_k, k, layout, groups, f"{function}: sf")
+
     return scale_layouts.transform_k_grouped_sf(
         sf,
         mn,
@@ -81,8 +91,9 @@ def transform_k_grouped_sf_into_required_layout(
         recipe,
         is_sfa=is_sfa,
         psum_layout=psum_layout,
-        alignment=get_mk_alignment_for_contiguous_layout(),
+        alignment=alignment,
         convert=backend.convert_scales_within_k_groups,
+        place=place,
     )
 
 

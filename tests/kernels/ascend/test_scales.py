@@ -159,6 +159,31 @@ def test_layout_functions_use_the_kernel(ascend, make_scales):
         uk.transform_sf_into_required_layout(sf, 256, 224, (1, 32))
 
 
+@pytest.mark.parametrize(
+    ("form", "gran_mn", "gran_k"), [(INT32, 1, 32), (INT32, 3, 128), (FP32, 7, 32), (FP32, 100, 128)]
+)
+def test_layout_functions_take_what_gemms_take(ascend, make_scales, form, gran_mn, gran_k):
+    scales = make_scales(form, 300, 1000, gran_mn, gran_k, groups=2)
+    with recorded_reports() as reports:
+        found = uk.transform_sf_into_required_layout(scales.data, 300, 1000, (gran_mn, gran_k), 2)
+    assert len(reports) == 1
+    expected = convert_scales(scales, INT16).data
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("gran_k", [32, 128])
+def test_k_grouped_int32_words_are_transformed_by_a_kernel(ascend, make_scales, gran_k):
+    ends = torch.tensor([100, 256, 600], dtype=torch.int32)
+    words = make_scales(INT32, 34, 1024 if gran_k == 32 else 4 * 512, gran_k=gran_k).data
+    with recorded_reports() as reports:
+        found = uk.transform_k_grouped_sf_into_required_layout(words, 34, 1024, (1, 1, gran_k), True, ends)
+    assert len(reports) == 1
+    options = {"is_sfa": True, "psum_layout": ends}
+    assert torch.equal(found, uk.scale_layouts.transform_k_grouped_sf(words, 34, 1024, (1, 1, gran_k), **options))
+    assert found.stride() == (1, 34)
+
+
 def test_the_flag_of_refused_scales_is_read_once():
     device = torch.device("cpu")  # only an NPU's flag is kept between calls; the word is handled alike
     scales_module._flag(device).fill_(1)
