@@ -3,7 +3,7 @@
 Imports torch and `unikernels.errors` only; which backend wants which layout is decided elsewhere.
 """
 
-from .checks import normalize_scales
+from .checks import normalize_scales, words_of_bytes
 from .convert import convert_scales, is_canonical, masked_valid_rows, psum_valid_rows
 from .decode import decode_scales, expand_scales, is_power_of_two, scale_exponents
 from .formats import ScaleFormat, Scales, format_of
@@ -51,4 +51,5 @@ __all__ = [
     "scale_exponents",
     "transform_k_grouped_sf",
     "transform_sf",
+    "words_of_bytes",
 ]

@@ -5,6 +5,7 @@ The accepting path runs in every GEMM call: it looks at dtype and shape and make
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NoReturn
 
 import torch
@@ -34,6 +35,7 @@ def normalize_scales(
     name: str,
     function: str,
     recipe_form: RecipeForm = "per_operand",
+    pack: Callable[[Tensor], Tensor] | None = None,
 ) -> Scales:
     """Return `tensor` as the scales of a [mn, k] matrix, or [num_groups, mn, k]; the shape must fit exactly.
 
@@ -48,6 +50,7 @@ def normalize_scales(
         name: the argument, for example "sfb"; messages name the recipe argument that goes with it.
         function: the public function, first word of every message.
         recipe_form: what a message may propose for other granularities.
+        pack: a backend's own `words_of_bytes`.
     Raises:
         InvalidArgumentError: dtype or shape do not fit; received and expected shape are named.
     """
@@ -61,9 +64,12 @@ def normalize_scales(
     num_blocks = -(-k // gran_k)
     leading = () if num_groups is None else (num_groups,)
     if scale_format is None:
-        words = _words_of_bytes(tensor, (*leading, rows), num_blocks)
-        if words is None:
+        exponents = _bytes(tensor, (*leading, rows), num_blocks)
+        if exponents is None:
             _refuse(tensor, mn, k, gran_mn, gran_k, leading, name, function, recipe_form)
+        words = _words_in_place(exponents)
+        if words is None:
+            words = (pack or words_of_bytes)(exponents)
         return Scales(words, ScaleFormat.UE8M0X2_INT16, gran_mn, gran_k, mn, k)
     per_word = scale_format.per_word
     num_words = num_blocks if per_word == 1 else -(-num_blocks // per_word)
@@ -72,23 +78,28 @@ def normalize_scales(
     return Scales(tensor, scale_format, gran_mn, gran_k, mn, k)
 
 
-def _words_of_bytes(tensor: Tensor, row_shape: tuple[int, ...], num_blocks: int) -> Tensor | None:
-    """Return int16 words of a byte tensor in flat or pair form, or None if it is neither."""
+def words_of_bytes(exponents: Tensor) -> Tensor:
+    """Return uint8 [.., rows, blocks] as int16 [.., rows, ceil(blocks / 2)], the first block in the low byte."""
+    *leading, num_blocks = exponents.shape
+    words = torch.empty((*leading, -(-num_blocks // 2)), dtype=torch.int16, device=exponents.device)
+    transcode(exponents, num_blocks, words, num_blocks)
+    return words
+
+
+def _bytes(tensor: Tensor, row_shape: tuple[int, ...], num_blocks: int) -> Tensor | None:
+    """Return uint8 [*row_shape, num_blocks] of a byte tensor in flat or pair form, or None if it is neither."""
     if tensor.dtype not in _BYTE_DTYPES:
         return None
-    num_words = -(-num_blocks // 2)
-    if tensor.shape == (*row_shape, num_words, 2):
-        source = tensor.view(torch.uint8)
-        if num_blocks % 2 == 0 and source.is_contiguous() and source.storage_offset() % 2 == 0:
-            return source.view(torch.int16).squeeze(-1)
-        source = source.flatten(-2)
-    elif tensor.shape == (*row_shape, num_blocks):
-        source = tensor.view(torch.uint8)
-    else:
-        return None
-    words = torch.empty((*row_shape, num_words), dtype=torch.int16, device=tensor.device)
-    transcode(source, num_blocks, words, num_blocks)
-    return words
+    if tensor.shape == (*row_shape, -(-num_blocks // 2), 2):
+        return tensor.view(torch.uint8).flatten(-2)[..., :num_blocks]
+    return tensor.view(torch.uint8) if tensor.shape == (*row_shape, num_blocks) else None
+
+
+def _words_in_place(exponents: Tensor) -> Tensor | None:
+    """Return bytes as words without moving them, or None where pairs are not next to each other in memory."""
+    *steps, step = exponents.stride()
+    is_paired = step == 1 and exponents.shape[-1] % 2 == 0 and not any(other % 2 for other in steps)
+    return exponents.view(torch.int16) if is_paired and exponents.storage_offset() % 2 == 0 else None
 
 
 def _expected_shape(

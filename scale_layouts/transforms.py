@@ -136,6 +136,7 @@ def transform_sf(
     alignment: int = 128,
     function: str = "transform_sf_into_required_layout",
     convert: Callable[..., Scales] = convert_scales,
+    pack: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return the scales of a [mn, k] operand in the layout that kernels of `target` read.
 
@@ -154,7 +155,7 @@ def transform_sf(
         num_groups: size of a leading dimension of `sf`.
         disable_ue8m0_cast: keep float32 scales float32 whatever the target (first two lines of the table).
         psum_layout, alignment: row groups of an A scale; rows in no group are not read and become 0 when packing.
-        convert: a backend's own `convert_scales`.
+        convert, pack: a backend's own `convert_scales` and `words_of_bytes`.
     Raises:
         InvalidArgumentError: any other combination, a wrong shape, or a scale that is no power of two.
     Contract: DeepGEMM 2.8.2, `transform_sf_into_required_layout`; to int16, gran_k 128, int32 and a gran_mn that is no
@@ -171,6 +172,7 @@ def transform_sf(
         name="sf",
         function=function,
         recipe_form="single",
+        pack=pack,
     )
     if psum_layout is not None:
         if is_sfa is False:
@@ -199,6 +201,7 @@ def transform_k_grouped_sf(
     function: str = "transform_k_grouped_sf_into_required_layout",
     convert: Callable[[Scales, KGroups | None, Tensor, int, str], Tensor] | None = None,
     place: Callable[[Tensor, int, KGroups | None], Scales | None] | None = None,
+    pack: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return k-grouped scales in the layout of Ascend: int16 [mn, ceil(k / 64)], strides (1, mn).
 
@@ -207,7 +210,7 @@ def transform_k_grouped_sf(
             tensor. int32 with gran_k 128: [mn, words] where every group starts a new word, gran_mn 1.
         psum_layout: int32 [num_groups] end offsets along K; groups start at multiples of `alignment`. Scales of no
             group are not read, their bytes are 0. On a device other than the CPU only `convert` and `place` look at it.
-        convert: a backend's own `convert_scales_within_k_groups`.
+        convert, pack: a backend's own `convert_scales_within_k_groups` and `words_of_bytes`.
         place: a backend's own `place_k_grouped_scales` of (K-first tensor, gran_k, groups).
     Raises:
         InvalidArgumentError: a wrong shape or recipe, groups that leave [0, k), or a scale that is no power of two.
@@ -225,7 +228,7 @@ def transform_k_grouped_sf(
             placed = place_k_grouped_scales(sf.mT, groups, k, name=name)
         return placed.data
     scales = normalize_scales(
-        sf, mn=mn, k=k, gran_mn=gran_mn, gran_k=gran_k, name="sf", function=function, recipe_form="single"
+        sf, mn=mn, k=k, gran_mn=gran_mn, gran_k=gran_k, name="sf", function=function, recipe_form="single", pack=pack
     )
     _check_combination(scales, ScaleFormat.UE8M0X2_INT16, function)
     groups = _groups_on_host(psum_layout, k, gran_k, max(2, scales.format.per_word), alignment, function)

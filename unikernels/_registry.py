@@ -178,6 +178,11 @@ def backend_for(tensor: Tensor) -> Backend:
         return _chosen.setdefault(key, _choose(selected(), key[1]))
 
 
+def backend_of(tensor: Tensor) -> Backend:
+    """Return the backend whose formats apply to a tensor that may lie on the meta device, where no backend computes."""
+    return current_backend() if tensor.is_meta else backend_for(tensor)
+
+
 def current_backend() -> Backend:
     """Return the backend in force where no tensor says: the selected one, or the best automatic one."""
     name = selected()

@@ -134,6 +134,12 @@ class Backend:
 
         return convert_scales_within_k_groups(scales, groups, psum_layout, alignment, name)
 
+    def words_of_scale_bytes(self, exponents: Tensor) -> Tensor:
+        """Return uint8 exponents as int16 words of two; see `scale_layouts.words_of_bytes`."""
+        from .scale_layouts import words_of_bytes
+
+        return words_of_bytes(exponents)
+
     def place_k_grouped_scales(
         self, sf: Tensor, gran_k: int, k: int, layout: KGroupLayout, groups: KGroups | None, name: str
     ) -> Scales | None:

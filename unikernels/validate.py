@@ -162,8 +162,13 @@ def with_scales(
         name=name,
         function=function,
         recipe_form=recipe_form,
+        pack=_words_of_scale_bytes,
     )
     return Operand(operand.data, operand.kind, operand.mn, operand.k, operand.is_k_major, checked)
+
+
+def _words_of_scale_bytes(exponents: Tensor) -> Tensor:
+    return _registry.backend_of(exponents).words_of_scale_bytes(exponents)
 
 
 def require_equal_k(function: str, a: Operand, b: Operand) -> None:
@@ -280,7 +285,7 @@ def recipes(function: str, recipe: object, recipe_a: object, recipe_b: object) -
 
 def default_recipe(sfb: Tensor) -> tuple[int, int, int, int]:
     """Return (gran_m, gran_k of a, gran_n, gran_k of b) where a call gives no recipe: the backend's default."""
-    backend = _registry.current_backend() if sfb.is_meta else _registry.backend_for(sfb)
+    backend = _registry.backend_of(sfb)
     gran_m, gran_n, gran_k = backend.default_recipe(sfb.dtype)
     return gran_m, gran_k, gran_n, gran_k
 

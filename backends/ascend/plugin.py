@@ -124,6 +124,14 @@ class AscendBackend(Backend):
 
         return k_grouped_scale_words(scales, psum_layout, alignment, name)
 
+    def words_of_scale_bytes(self, exponents: Tensor) -> Tensor:
+        if exponents.is_meta:
+            return super().words_of_scale_bytes(exponents)
+        from .kernels.scales import words_of_bytes
+        from .runtime.executor import executor_for
+
+        return words_of_bytes(executor_for(exponents), exponents)
+
     def place_k_grouped_scales(
         self, sf: Tensor, gran_k: int, k: int, layout: KGroupLayout, groups: KGroups | None, name: str
     ) -> Scales | None:

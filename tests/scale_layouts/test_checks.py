@@ -80,6 +80,14 @@ def test_grouped_bytes():
     assert torch.equal(scale_exponents(check(odd, 3, 96, 1, 32, num_groups=2)), odd)
 
 
+def test_bytes_that_are_words_already_are_not_moved():
+    wide = torch.arange(4 * 12, dtype=torch.uint8).reshape(4, 12)
+    for flat, is_in_place in ((wide[:, 2:6], True), (wide[:, 1:5], False), (wide[:, :8:2], False)):
+        data = check(flat, 4, 128, 1, 32).data
+        assert (data.data_ptr() == flat.data_ptr()) == is_in_place
+        assert data.contiguous().view(torch.uint8).tolist() == flat.tolist()
+
+
 def test_any_other_shape_of_bytes_is_refused():
     with pytest.raises(InvalidArgumentError, match=r"has shape \(4, 4\), expected \(4, 3\) or \(4, 2, 2\)"):
         check(torch.zeros(4, 4, dtype=torch.uint8), 4, 96, 1, 32)

@@ -72,7 +72,7 @@ def _moved(
     groups = _groups(sf, gran_k, layout, real_sizes)
     # Compact rows are never more than those at the positions of the data; on a device that is all the host can tell.
     has_place = _fits(sf, groups) if groups is not None else sf.dtype != torch.float32 or sf.shape[0] < rows
-    backend = _registry.backend_for(sf)
+    backend = _registry.backend_of(sf)
     scales = backend.place_k_grouped_scales(sf, gran_k, operand.k, layout, groups, name) if has_place else None
     if scales is None:
         _refuse_rows(function, name, operand, sf, gran_k, rows, groups)

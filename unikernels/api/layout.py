@@ -57,6 +57,7 @@ def transform_sf_into_required_layout(
         target=backend.scale_format,
         alignment=get_mk_alignment_for_contiguous_layout(),
         convert=backend.convert_scales,
+        pack=backend.words_of_scale_bytes,
     )
 
 
@@ -94,6 +95,7 @@ def transform_k_grouped_sf_into_required_layout(
         alignment=alignment,
         convert=backend.convert_scales_within_k_groups,
         place=place,
+        pack=backend.words_of_scale_bytes,
     )
 
 

@@ -82,6 +82,27 @@ def scale_words(
     return words if scales.data.dim() == 3 else words[0]
 
 
+def words_of_bytes(executor: Executor, exponents: Tensor) -> Tensor:
+    """Return uint8 exponents [.., rows, blocks] as int16 [.., rows, ceil(blocks / 2)], strides (1, rows) at the end."""
+    stored, is_k_major = as_stored(exponents)
+    *leading, num_rows, num_blocks = exponents.shape
+    words = exponents.new_empty((stored.shape[0], -(-num_blocks // 2), num_rows), dtype=torch.int16)
+    unused = torch.zeros(1, dtype=torch.int32, device=words.device)
+    variant = ScalesVariant(
+        source="uint8",
+        is_k_major=is_k_major,
+        repeat=1,
+        has_blocks=False,
+        rows="all",
+        masks_k=False,
+        block_mn=BLOCK_MN,
+        block_words=32,
+        num_cores=2 * cores_in_use(executor),
+    )
+    executor.run(Kernel("scales", variant), stored, unused, unused, words, unused, num_blocks, 1, 1, 1)
+    return words.mT if leading else words[0].mT
+
+
 def _variant(scales: Scales, is_k_major: bool, rows: ScaleRows, masks_k: bool, num_cores: int) -> ScalesVariant:
     assert scales.gran_k in (SCALE_BLOCK, 4 * SCALE_BLOCK), scales.gran_k  # what recipes allow
     repeat = scales.gran_k // SCALE_BLOCK

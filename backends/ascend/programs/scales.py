@@ -15,20 +15,20 @@ from .scale_steps import exponent_of_bits
 from .variants import ScalesVariant
 from .vector_steps import THREADS
 
-_PER_WORD = {"float32": 1, "int16": 2, "int32": 4}
+_PER_WORD = {"float32": 1, "uint8": 1, "int16": 2, "int32": 4}
 
 
 def build(variant: ScalesVariant) -> Any:
     """Return the prim_func (source, layout, k_ends, words, is_bad, blocks, gran_mn, alignment, k_alignment).
 
-    source holds int32 (float32 bits, or words of four exponents) or int16, with unit stride along K or along the rows.
+    source holds int32 (float32 bits, or words of four exponents), int16 or uint8, with unit stride along K or the rows.
     words [groups, ceil(blocks / 2), mn] receives two exponents an element, the first block of 32 along K in the low byte.
     Blocks past `blocks`, and rows or blocks of no group, become 0; a float32 scale that is no power of two from 2^-127 to
     2^127 (zero counts as byte 0) becomes 255, NaN, and sets is_bad[0]. layout and k_ends are group layouts along the rows
     and along K, one unused element each without.
     """
     cores, bm, bw = variant.num_cores, variant.block_mn, variant.block_words
-    dtype = "int16" if variant.source == "int16" else "int32"
+    dtype = "int32" if variant.source == "float32" else variant.source
     per_element = _PER_WORD[variant.source] * variant.repeat  # blocks of 32 in one element of the source
     columns = 2 * bw // per_element
     G, R, C, MN, W, L, E = (T.dynamic(name) for name in ("G", "R", "C", "MN", "W", "L", "E"))

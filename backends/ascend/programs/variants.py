@@ -8,7 +8,7 @@ from typing import Literal
 from .gemm_variant import GemmVariant
 
 #: Elements of the scales a transform reads.
-ScaleSource = Literal["float32", "int16", "int32"]
+ScaleSource = Literal["float32", "uint8", "int16", "int32"]
 #: Which rows of scales are read. all: every one. psum, masked, index: those of groups along the rows (`GroupLayout`).
 ScaleRows = Literal["all", "psum", "masked", "index"]
 
@@ -108,7 +108,7 @@ class ScalesVariant:
     """One compiled form of the scale transform.
 
     Attributes:
-        source: what an element of the source is: the bits of a float32, or a word of two (int16) or four exponents.
+        source: what an element of the source is: the bits of a float32, or one (uint8), two (int16) or four exponents.
         is_k_major: source stored [groups, rows, columns], else [groups, columns, rows].
         repeat: blocks of 32 along K that share one scale: 1 or 4.
         has_blocks: whether several rows share one scale (gran_mn > 1).

@@ -9,7 +9,7 @@ import unikernels as uk
 from unikernels.backends.ascend.kernels.k_grouped_scales import placed_scale_words
 from unikernels.backends.ascend.runtime.executor import executor_on
 from unikernels.backends.ascend.runtime.simulated import recorded_reports
-from unikernels.errors import UnsupportedOperationError
+from unikernels.errors import InvalidArgumentError, UnsupportedOperationError
 from unikernels.operations.k_grouped import KGroupLayout
 from unikernels.scale_layouts import (
     ScaleFormat,
@@ -162,3 +162,18 @@ def test_nothing_waits_for_a_device():
     assert layout is ends
     assert is_bad.device.type == "meta"  # the flag stays on the device
     assert numbers == [128, 256]
+
+
+def test_calls_on_the_meta_device_end_after_the_checks(ascend):
+    def operand(mn):
+        return torch.empty(768, mn, dtype=FP8, device="meta"), torch.empty(11, mn, device="meta")
+
+    ends = torch.empty(2, dtype=torch.int32, device="meta")
+    d = torch.empty(2, 20, 36, device="meta")
+    uk.k_grouped_fp8_gemm_tn_contiguous(
+        operand(20), operand(36), d, [60, 258], ends, recipe=(1, 1, 32), use_psum_layout=True
+    )
+    with pytest.raises(InvalidArgumentError, match="sfa has 11 rows .*, expected 24, or 12 without"):
+        uk.k_grouped_fp8_gemm_tn_contiguous(
+            operand(20), operand(36), d, [60, 300], ends, recipe=(1, 1, 32), use_psum_layout=True
+        )
