@@ -150,11 +150,14 @@ def _quantise(variant: GemmVariant, tiles: Halves, outputs: Outputs, at: Place) 
     are not kept in variables: the compiler would no longer see that threads do not meet and insert barriers.
     """
     word_columns, half = variant.word_columns, variant.tiles.m // 2
-    # Rows of D in this core's half. Those behind it are products of scales that nobody wrote, and must not be counted.
+    # Rows and words of D in this core's half. What is behind them are products of scales that nobody wrote: not to be counted.
     rows = T.alloc_var("int32")
+    words = T.alloc_var("int32")
     rows = half
+    words = variant.tiles.n // word_columns
     if variant.counts_clamped:
         rows = outputs.d.buffer.shape[-2] - at.m - tiles.vector_core * half
+        words = (outputs.columns - at.n) // word_columns
     with T.SimtVF(threads=THREADS):
         for word, i in T.Parallel(variant.tiles.n // word_columns, half):
             limit = T.alloc_var("int32")
@@ -200,7 +203,7 @@ def _quantise(variant: GemmVariant, tiles: Halves, outputs: Outputs, at: Place) 
                         code = T.cast(_E4M3_NAN | ((value >> 24) & 128), "uint8")
                     tiles.result[i, word * word_columns + block * SCALE_BLOCK + j] = code
             tiles.scales[word, i] = T.cast(packed, variant.sfd)
-            if variant.counts_clamped and i < rows and clamped > 0:
+            if variant.counts_clamped and i < rows and word < words and clamped > 0:
                 T.atomic_add(outputs.count[0], clamped)
 
 

@@ -7,10 +7,16 @@ import torch
 
 import unikernels as uk
 from unikernels import _registry
+from unikernels.backends.ascend.kernels import gemm_form
+from unikernels.backends.ascend.kernels.gemm_tiles import candidates
+from unikernels.backends.ascend.programs.gemm_variant import ELEMENT_BITS, Tiles
+from unikernels.backends.ascend.runtime.kernel import Kernel
+from unikernels.backends.ascend.runtime.simulated import SimulatedExecutor
 from unikernels.operations.gemm import E2M1_VALUES
 from unikernels.utils import transpose_packed_fp4
 
-_CODES = {value: code for code, value in enumerate(E2M1_VALUES) if code != 8}
+#: E2M1 codes of -3 to 3.
+_CODES = torch.tensor([E2M1_VALUES.index(float(value)) for value in range(-3, 4)], dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -21,6 +27,37 @@ def ascend():
         pytest.skip(f"backend 'ascend' cannot run here: {reason}")
     with uk.use_backend("ascend"):
         yield _registry.backend("ascend")
+
+
+@pytest.fixture
+def launched(monkeypatch) -> list[Kernel]:
+    """The kernels the simulator runs, in order, those that run again included; a test may empty it."""
+    kernels: list[Kernel] = []
+    run = SimulatedExecutor.run
+    monkeypatch.setattr(
+        SimulatedExecutor, "run", lambda self, kernel, *given: kernels.append(kernel) or run(self, kernel, *given)
+    )
+    return kernels
+
+
+@pytest.fixture
+def force_tiles(monkeypatch):
+    """A function (m, n, bytes along K) that makes GEMMs take these tiles, as if the table of tuned ones named them.
+
+    Tiles must be among those that host code may choose. K is left whole.
+    """
+
+    def force(m: int, n: int, depth: int) -> None:
+        def tuned(form, sizes):
+            bits = ELEMENT_BITS[form.element]
+            tiles = Tiles(m, n, depth * 8 // bits, 128 * 8 // bits)
+            assert tiles in candidates(form), f"{tiles} is never chosen for {form}"
+            return tiles
+
+        uk.use_deterministic_algorithms(True)  # parts of a divided K would look for tiles of their own
+        monkeypatch.setattr(gemm_form, "tuned_tiles", tuned)
+
+    return force
 
 
 @pytest.fixture
@@ -44,7 +81,7 @@ def _quantised(values, kind, k_major, generator):
     if kind == "fp8":
         data = values.to(torch.float8_e4m3fn)
         return (data if k_major else data.mT.contiguous().mT), words, scaled
-    codes = torch.tensor([_CODES[float(x)] for x in values.flatten()], dtype=torch.uint8).view(rows, k)
+    codes = _CODES[values.long() + 3]
     data = (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int8)
     return (data if k_major else transpose_packed_fp4(data).mT), words, scaled
 

@@ -152,9 +152,10 @@ def test_groups_round_stochastically(ascend, integers, groups):
 
 
 @pytest.mark.parametrize("clamp", [None, 6.0])
-def test_batches_share_scales_and_counter(ascend, integers, clamp):
+def test_batches_share_scales_and_counter(ascend, integers, force_tiles, clamp):
     """Scales of all entries lie side by side; a tile wider than an entry must not reach its neighbour's."""
     batch, m, n, k = 3, 37, 192, 64
+    force_tiles(64, 256, 256)
     a, b = (integers(batch * rows, k).clamp(-3, 3).to(torch.float8_e4m3fn).view(batch, rows, k) for rows in (m, n))
     results = []
     for backend in ("ascend", "reference"):
