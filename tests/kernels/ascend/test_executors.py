@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib.machinery
 import importlib.util
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -13,7 +16,12 @@ import torch
 
 import unikernels as uk
 from unikernels import cli, environment
+from unikernels.backends.ascend.programs.gemm_variant import GemmForm, Packed, Tiles
+from unikernels.backends.ascend.programs.variants import KGroupedVariant, MGroupedVariant
 from unikernels.backends.ascend.runtime import executor
+from unikernels.backends.ascend.runtime.kernel import Kernel
+from unikernels.backends.ascend.simulator.cache import Cache
+from unikernels.backends.ascend.simulator.lowering import lower
 from unikernels.errors import BackendUnavailableError, InvalidArgumentError
 
 
@@ -121,35 +129,77 @@ from unikernels.backends.ascend.programs.gemm_variant import GemmForm, Tiles
 from unikernels.backends.ascend.runtime.kernel import Kernel
 from unikernels.backends.ascend.runtime.simulated import prepared
 variant = GemmForm("bf16", False, True, True, "bfloat16", "accumulate", 32).with_tiles(Tiles(64, 64, 256, 64))
-start, processor = time.perf_counter(), time.process_time()
+start = time.perf_counter()
 prepared(Kernel("gemm", variant))
-print("tilelang" in sys.modules, time.perf_counter() - start, time.process_time() - processor)
+print("tilelang" in sys.modules, time.perf_counter() - start)
 """
 
 
 def _prepare_in_a_new_process():
     found = subprocess.run([sys.executable, "-c", _PREPARATION], capture_output=True, text=True, check=True)
-    lowered, seconds, processor_seconds = found.stdout.split()
-    return lowered == "True", float(seconds), float(processor_seconds)
+    lowered, seconds = found.stdout.split()
+    return lowered == "True", float(seconds)
 
 
-def test_lowering_takes_seconds_once_and_milliseconds_from_disk(ascend, tmp_path, monkeypatch):
-    """About 2 s of lowering, beside the import of TileLang, and 2 to 7 ms from disk, of which the fastest of five counts."""
+def test_a_lowered_kernel_takes_milliseconds_from_disk(ascend, tmp_path, monkeypatch):
+    """2 to 7 ms, of which the fastest of five counts."""
     monkeypatch.setenv("UNIKERNELS_SIMULATOR_CACHE", str(tmp_path))
-    lowered, _, processor_seconds = _prepare_in_a_new_process()
+    lowered, _ = _prepare_in_a_new_process()
     assert lowered
-    assert processor_seconds < 10
-    lowered, seconds, _ = min(_prepare_in_a_new_process() for _ in range(5))
+    lowered, seconds = min(_prepare_in_a_new_process() for _ in range(5))
     assert not lowered
     assert seconds < 0.03
+
+
+#: What docs/benchmarks.md names as the aim, and the fixed work below on an idle core of the machine it names.
+_LOWERING_AIM_S, _IDLE_S = 3.0, 0.06
+_SOME_WORK = "def f(a, b=1):\n    return [g(c, d.e) + b for c in a if c > b]\n" * 1500
+
+
+def _thread_seconds(work):
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+def _slowdown():
+    """How much longer processor time is now: cores share caches and pipes with whatever else runs. At least 1."""
+    found = min(_thread_seconds(lambda: list(ast.walk(ast.parse(_SOME_WORK)))) for _ in range(3))
+    return max(1.0, found / _IDLE_S)
+
+
+def _slowest_to_lower():
+    """The kinds that take longest (benchmarks/ascend_lowering.py): FP4 is decoded, groups are found on the device."""
+    tiles = Tiles(32, 256, 256, 128)
+    m_grouped = GemmForm("fp8", True, True, True, "bfloat16", "store", 32, packed=(Packed("b", True),))
+    yield Kernel("m_grouped", MGroupedVariant(m_grouped.with_tiles(tiles), "psum", 256))
+    k_grouped = GemmForm("fp8", True, False, False, "float32", "add", 32, packed=(Packed("b", False),))
+    for epilogue in ("add", "accumulate"):
+        form = dataclasses.replace(k_grouped, epilogue=epilogue)
+        yield Kernel("k_grouped", KGroupedVariant(form.with_tiles(tiles), "psum", 256))
+
+
+@pytest.mark.parametrize(
+    "kernel", list(_slowest_to_lower()), ids=["m-grouped", "k-grouped-add", "k-grouped-accumulate"]
+)
+def test_lowering_keeps_to_its_aim(ascend, tmp_path, kernel):
+    """Processor time as on an idle core, from Python function to Ascend C; the better of two attempts counts."""
+    import tilelang  # noqa: F401  (its import is no lowering)
+
+    attempts = []
+    for attempt in ("first", "second"):
+        cache, before = Cache(tmp_path / attempt), _slowdown()
+        seconds = _thread_seconds(lambda cache=cache: lower(kernel.build(), None, cache))
+        attempts.append(seconds / ((before + _slowdown()) / 2))
+        if attempts[-1] < _LOWERING_AIM_S:
+            break
+    assert 0.1 < min(attempts) < _LOWERING_AIM_S, attempts
 
 
 def test_threads_lower_a_kernel_once(ascend, tmp_path, monkeypatch):
     from concurrent.futures import ThreadPoolExecutor
 
     from unikernels.backends.ascend.runtime import simulated
-    from unikernels.backends.ascend.runtime.kernel import Kernel
-    from unikernels.backends.ascend.simulator.cache import Cache
     from unikernels.backends.ascend.simulator.lowering import Lowered
 
     lowered = []
