@@ -130,6 +130,7 @@ def test_warmup_builds_what_calls_of_these_sizes_run(ascend, monkeypatch):
     with collected_kernels() as kernels:
         sizes = torch.tensor([3, 40, 0, 7], dtype=torch.int32)
         unikernels.m_grouped_bf16_gemm_nt_masked(a, b, torch.zeros(4, 40, 80, dtype=torch.bfloat16), sizes, 40)
+    assert kernels
     assert kernels.keys() <= set(built)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unikernels as uk
-from unikernels.backends.ascend.kernels import gemm_tiles
+from unikernels.backends.ascend.programs.gemm_variant import ELEMENT_BITS
 from unikernels.backends.ascend.runtime.simulated import recorded_reports
 from unikernels.errors import UnsupportedOperationError
 
@@ -101,38 +101,61 @@ def test_simulated_reports_are_collected(ascend, small_integers):
     assert report.instruction_counts()["asc_mmad"] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("element", ["bf16", "fp8", "fp4"])
-@pytest.mark.parametrize("shape", gemm_tiles._SHAPES)
-def test_every_tile_shape_is_exact(ascend, small_integers, quantised, monkeypatch, element, shape):
-    """Small problems choose short tiles by themselves; here each candidate runs, over several rounds and K steps."""
-    monkeypatch.setattr(gemm_tiles, "_SHAPES", (shape,))
-    uk.use_deterministic_algorithms(True)  # a divided K would look for tiles of its own
+#: Rows, columns and bytes along K of tiles, with the operands that take them in every run; others do in slow runs.
+_TILES = {
+    (16, 16, 2048): "fp8xfp8",  # the smallest, as deep as it gets
+    (48, 176, 512): "fp4xfp4",  # odd multiples of 16
+    (144, 80, 1024): "fp8xfp4",
+    (256, 256, 256): "bf16xbf16",  # the largest
+}
+_SLOW_TILES = ((128, 256, 512), (256, 128, 512), (64, 64, 512), (32, 256, 512), (16, 256, 768), (240, 16, 512))
+
+
+def _tiles_and_operands():
+    for tiles in (*_TILES, *_SLOW_TILES):
+        for operands in ("bf16xbf16", "fp8xfp8", "fp4xfp4", "fp8xfp4"):
+            marks = () if _TILES.get(tiles) == operands else pytest.mark.slow
+            yield pytest.param(tiles, operands, marks=marks, id="x".join(map(str, tiles)) + f"-{operands}")
+
+
+@pytest.mark.parametrize(("tiles", "operands"), list(_tiles_and_operands()))
+def test_every_tile_shape_is_exact(ascend, small_integers, quantised, force_tiles, launched, tiles, operands):
+    """Small problems choose short tiles by themselves; here two cores take several whole and cut ones, over K steps."""
+    force_tiles(*tiles)
     uk.set_num_sms(2)
-    m, n, k = 2 * shape[0] + 3, 2 * shape[1] + 5, 2080
-    left, right = small_integers(m, k), small_integers(n, k)
-    d = torch.empty(m, n)
-    if element == "bf16":
+    m, n, k = 2 * tiles[0] + 3, 2 * tiles[1] + 6, 2080
+    left, right, d = small_integers(m, k), small_integers(n, k), torch.full((m, n), 7.0)
+    if operands == "bf16xbf16":
         uk.bf16_gemm_nt(left.bfloat16(), right.bfloat16(), d)
-        assert torch.equal(d, left @ right.T)
-        return
-    generator = torch.Generator().manual_seed(3)
-    a, sfa, a_values = quantised(left, element, True, generator)
-    b, sfb, b_values = quantised(right, element, True, generator)
-    uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
-    assert torch.equal(d, a_values @ b_values.T)
+        expected = left @ right.T
+    else:
+        generator = torch.Generator().manual_seed(3)
+        a_kind, b_kind = operands.split("x")
+        a, sfa, a_values = quantised(left, a_kind, True, generator)
+        b, sfb, b_values = quantised(right, b_kind, True, generator)
+        uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32))
+        expected = a_values @ b_values.T
+    assert torch.equal(d, expected)
+    (kernel,) = launched
+    ran = kernel.variant
+    assert (ran.tiles.m, ran.tiles.n, ran.tiles.k * ELEMENT_BITS[ran.element] // 8) == tiles
 
 
-def test_rows_do_not_depend_on_their_neighbours(ascend):
+def test_rows_do_not_depend_on_their_neighbours(ascend, force_tiles, launched):
     """Random values round at every step: equal bits mean equal order of all additions, whatever M and the tiles."""
     generator = torch.Generator().manual_seed(4)
     a, b = (torch.randn(rows, 1000, generator=generator).bfloat16() for rows in (200, 33))
     whole, repeated = torch.empty(200, 33), torch.empty(200, 33)
     uk.use_deterministic_algorithms(True)
+    uk.set_num_sms(2)
     uk.bf16_gemm_nt(a, b, whole)
     uk.bf16_gemm_nt(a, b, repeated)
     assert torch.equal(whole, repeated)
-    for first, last in ((0, 1), (7, 40), (199, 200)):
+    force_tiles(256, 256, 256)
+    for first, last in ((0, 1), (7, 40), (0, 200)):
         part = torch.empty(last - first, 33)
         uk.bf16_gemm_nt(a[first:last], b, part)
         assert torch.equal(part, whole[first:last]), (first, last)
+    first, second, *others = (kernel.variant.tiles for kernel in launched)
+    assert first == second
+    assert all(tiles.m > first.m and tiles.k < first.k for tiles in others)

@@ -84,3 +84,4 @@ def test_more_cores_never_cost_more():
         for cores in (1, 2, 8, 20, 32)
     ]
     assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < costs[0] / 16

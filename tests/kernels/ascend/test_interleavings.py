@@ -9,7 +9,6 @@ import torch
 
 import unikernels as uk
 from unikernels import legacy
-from unikernels.backends.ascend.kernels import gemm_tiles
 from unikernels.backends.ascend.runtime import simulated
 
 M, N = 100, 150  # four by three tiles for two cores
@@ -20,13 +19,10 @@ def int32(*values):
 
 
 @pytest.fixture
-def check(ascend, monkeypatch):
+def check(ascend, monkeypatch, force_tiles):
     """A function that makes a call into a prefilled output under several interleavings and compares with what is expected."""
-    gemm_tiles.choose.cache_clear()
-    monkeypatch.setattr(gemm_tiles, "_SHAPES", ((32, 64),))
-    monkeypatch.setattr(gemm_tiles, "_WORTH_SEARCHING", float("inf"))
+    force_tiles(32, 64, 512)
     uk.set_num_sms(2)
-    uk.use_deterministic_algorithms(True)  # K stays whole
     simulate = simulated.simulate
 
     def run(call, expected, dtype=torch.float32):
@@ -36,8 +32,7 @@ def check(ascend, monkeypatch):
             call(d)
             assert torch.equal(d, expected.to(dtype)), seed
 
-    yield run
-    gemm_tiles.choose.cache_clear()
+    return run
 
 
 def test_dense(check, small_integers):
