@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .errors import UnsupportedOperationError
-from .scale_layouts import ScaleFormat
+from .scale_layouts import ScaleFormat, Scales
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from .operations.gemm import GemmProblem
     from .operations.hc_prenorm import HcPrenormProblem
     from .operations.k_grouped import KGroupedGemmProblem, KGroupLayout
-    from .operations.m_grouped import GroupedGemmProblem
+    from .operations.m_grouped import GroupedGemmProblem, GroupLayout
     from .operations.mega_gate import MegaGateProblem
     from .operations.mega_mhc import MegaMhcProblem
     from .operations.mega_moe import MegaMoeProblem
     from .operations.mqa_logits import MqaLogitsProblem, PagedMqaLogitsProblem
     from .operations.mqa_sparse import PagedSparseMqaLogitsProblem, SparseMqaLogitsProblem
-    from .scale_layouts import KGroups, Scales
+    from .scale_layouts import KGroups
 
 #: (rows per A scale, rows per B scale, K elements per scale): contract 1.5.
 Recipe = tuple[int, int, int]
@@ -133,6 +133,12 @@ class Backend:
         from .scale_layouts import convert_scales_within_k_groups
 
         return convert_scales_within_k_groups(scales, groups, psum_layout, alignment, name)
+
+    def scales_per_row(self, scales: Scales, layout: GroupLayout) -> Scales:
+        """Return scales of rows in groups with one scale row per row, so that groups can be cut out at any row."""
+        rows = torch.arange(scales.mn, device=scales.data.device) // scales.gran_mn
+        data = scales.data.index_select(-2, rows)
+        return Scales(data, scales.format, 1, scales.gran_k, scales.mn, scales.k)
 
     def words_of_scale_bytes(self, exponents: Tensor) -> Tensor:
         """Return uint8 exponents as int16 words of two; see `scale_layouts.words_of_bytes`."""

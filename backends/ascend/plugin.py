@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         KGroupedGemmProblem,
     )
     from unikernels.operations.k_grouped import KGroupLayout
+    from unikernels.operations.m_grouped import GroupLayout
 
 #: The architecture name of Ascend 950 parts.
 NPU_ARCH = 3510
@@ -124,6 +125,13 @@ class AscendBackend(Backend):
 
         return k_grouped_scale_words(scales, psum_layout, alignment, name)
 
+    def scales_per_row(self, scales: Scales, layout: GroupLayout) -> Scales:
+        from .kernels.scales import scales_per_row
+
+        converted = None if scales.data.is_meta else scales_per_row(scales, layout)
+        # Float32 scales that are no powers of two stay what they are: `why_not` refuses them, or a fallback takes them.
+        return converted or super().scales_per_row(scales, layout)
+
     def words_of_scale_bytes(self, exponents: Tensor) -> Tensor:
         if exponents.is_meta:
             return super().words_of_scale_bytes(exponents)
@@ -138,7 +146,6 @@ class AscendBackend(Backend):
         from .kernels.k_grouped_scales import placed_scales
 
         placed = None if sf.is_meta else placed_scales(sf, gran_k, k, layout)
-        # Float32 scales that are no powers of two stay what they are: `why_not` refuses them, or a fallback takes them.
         return placed or super().place_k_grouped_scales(sf, gran_k, k, layout, groups, name)
 
     def predictions(self, pattern: str = "") -> Iterator[Prediction]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .. import validate, validate_groups
+from .. import _registry, validate, validate_groups
 from .._registry import bound
 from ..epilogue import Epilogue, FP8CastWithClamp
 from ..errors import InvalidArgumentError
 from ..operations.m_grouped import GroupedGemmProblem, GroupLayout
 from ..operations.operands import Operand
-from ..scale_layouts import Scales
 from .gemm import Pair
 
 _QUANTISED = ("fp8", "fp4")
@@ -70,21 +68,19 @@ def _run(
     if scale_tensors:
         sfa, sfb = scale_tensors["sfa"], scale_tensors["sfb"]
         gran_m, gran_k_a, gran_n, gran_k_b = granularities or validate.default_recipe(sfb)
-        a = _per_row(validate.with_scales(function, "sfa", a, sfa, gran_m, gran_k_a, num_groups if is_masked else None))
+        a = validate.with_scales(function, "sfa", a, sfa, gran_m, gran_k_a, num_groups if is_masked else None)
+        a = _per_row(a, layout)
         b = validate.with_scales(function, "sfb", b, sfb, gran_n, gran_k_b, num_groups)
     bound("m_grouped_gemm", d)(GroupedGemmProblem(a, b, d, layout, factor, store))
 
 
-def _per_row(a: Operand) -> Operand:
+def _per_row(a: Operand, layout: GroupLayout) -> Operand:
     """Give every row its own scale, so that groups can be cut out at any row."""
     scales = a.scales
     if scales is None or scales.gran_mn == 1:
         return a
-    rows = torch.arange(a.mn, device=a.data.device) // scales.gran_mn
-    data = scales.data.index_select(-2, rows)
-    return Operand(
-        a.data, a.kind, a.mn, a.k, a.is_k_major, Scales(data, scales.format, 1, scales.gran_k, scales.mn, scales.k)
-    )
+    scales = _registry.backend_of(scales.data).scales_per_row(scales, layout)
+    return Operand(a.data, a.kind, a.mn, a.k, a.is_k_major, scales)
 
 
 def contiguous_gemm(

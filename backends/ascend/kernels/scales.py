@@ -60,16 +60,35 @@ def scale_words(
     masks_k = columns is not None and columns.kind == "psum"  # plain groups leave no gaps
     if scales.format is ScaleFormat.UE8M0X2_INT16 and not masks_k and is_canonical(scales):
         return _canonical(scales.data.mT)
+    words, is_bad = _launch(executor, scales, rows, columns if masks_k else None)
+    if words.is_cpu and is_bad.item():
+        _refuse(scales, rows, columns, name)
+    return words
+
+
+def scales_per_row(scales: Scales, rows: GroupLayout) -> Scales | None:
+    """Return int16 scales with one row per row of the matrix; those of rows in no group are not read and become 0.
+
+    None for CPU tensors of which a float32 scale that is read is no power of two.
+    """
+    words, is_bad = _launch(executor_for(scales.data), scales, rows, None)
+    return None if words.is_cpu and is_bad.item() else _scales_of(words, scales)
+
+
+def _launch(
+    executor: Executor, scales: Scales, rows: GroupLayout | None, columns: KGroupLayout | None
+) -> tuple[Tensor, Tensor]:
+    """Return what `scale_words` does, and the word a kernel sets if it reads a scale that is no power of two."""
     stored, is_k_major = as_stored(scales.data)
     num_blocks = -(-scales.k // SCALE_BLOCK)
     words = stored.new_empty((stored.shape[0], -(-num_blocks // 2), scales.mn), dtype=torch.int16)
     is_bad = bad_flag(words.device)
     rows_kind: ScaleRows = "all" if rows is None else rows.kind
     executor.run(
-        Kernel("scales", _variant(scales, is_k_major, rows_kind, masks_k, cores_in_use(executor))),
+        Kernel("scales", _variant(scales, is_k_major, rows_kind, columns is not None, cores_in_use(executor))),
         stored.view(torch.int32) if scales.format is ScaleFormat.FP32 else stored,
         is_bad if rows is None else rows.tensor,
-        columns.tensor if columns is not None and masks_k else is_bad,
+        is_bad if columns is None else columns.tensor,
         words,
         is_bad,
         num_blocks,
@@ -77,9 +96,11 @@ def scale_words(
         1 if rows is None else rows.alignment,
         1 if columns is None else columns.alignment,
     )
-    if words.is_cpu and is_bad.item():
-        _refuse(scales, rows, columns, name)
-    return words if scales.data.dim() == 3 else words[0]
+    return (words if scales.data.dim() == 3 else words[0]), is_bad
+
+
+def _scales_of(words: Tensor, scales: Scales) -> Scales:
+    return Scales(words.mT, ScaleFormat.UE8M0X2_INT16, 1, SCALE_BLOCK, scales.mn, scales.k)
 
 
 def words_of_bytes(executor: Executor, exponents: Tensor) -> Tensor:
@@ -123,8 +144,7 @@ def _variant(scales: Scales, is_k_major: bool, rows: ScaleRows, masks_k: bool, n
 def psum_scale_words(scales: Scales, psum_layout: Tensor | None, alignment: int, name: str) -> Scales:
     """Return scales in the canonical int16 layout; rows of no group of `psum_layout`, if given, are not read."""
     rows = None if psum_layout is None else GroupLayout("psum", psum_layout, alignment)
-    words = scale_words(executor_for(scales.data), scales, rows, name=name)
-    return Scales(words.mT, ScaleFormat.UE8M0X2_INT16, 1, SCALE_BLOCK, scales.mn, scales.k)
+    return _scales_of(scale_words(executor_for(scales.data), scales, rows, name=name), scales)
 
 
 def k_grouped_scale_words(scales: Scales, psum_layout: Tensor, alignment: int, name: str) -> Tensor:

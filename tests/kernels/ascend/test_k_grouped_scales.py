@@ -173,7 +173,7 @@ def test_calls_on_the_meta_device_end_after_the_checks(ascend):
     uk.k_grouped_fp8_gemm_tn_contiguous(
         operand(20), operand(36), d, [60, 258], ends, recipe=(1, 1, 32), use_psum_layout=True
     )
-    with pytest.raises(InvalidArgumentError, match="sfa has 11 rows .*, expected 24, or 12 without"):
+    with pytest.raises(InvalidArgumentError, match=r"sfa has 11 rows .*, expected 24, or 12 without"):
         uk.k_grouped_fp8_gemm_tn_contiguous(
             operand(20), operand(36), d, [60, 300], ends, recipe=(1, 1, 32), use_psum_layout=True
         )

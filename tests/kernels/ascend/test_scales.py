@@ -8,9 +8,9 @@ import torch
 import unikernels as uk
 from unikernels.backends.ascend.kernels import scales as scales_module
 from unikernels.backends.ascend.kernels.scales import scale_words
-from unikernels.backends.ascend.runtime.executor import executor_on
+from unikernels.backends.ascend.runtime.executor import collected_kernels, executor_on
 from unikernels.backends.ascend.runtime.simulated import recorded_reports
-from unikernels.errors import InvalidArgumentError
+from unikernels.errors import InvalidArgumentError, UnsupportedOperationError
 from unikernels.operations.k_grouped import KGroupLayout
 from unikernels.operations.m_grouped import GroupLayout
 from unikernels.scale_layouts import ScaleFormat, Scales, convert_scales, psum_valid_rows
@@ -157,6 +157,38 @@ def test_layout_functions_use_the_kernel(ascend, make_scales):
     sf[0, 1] = 3.0
     with pytest.raises(InvalidArgumentError, match=r"transform_sf_into_required_layout: sf\[0, 1\] = 3.0"):
         uk.transform_sf_into_required_layout(sf, 256, 224, (1, 32))
+
+
+@pytest.mark.parametrize("form", [FP32, INT32], ids=lambda form: form.label)
+def test_rows_that_share_scales_are_repeated_by_a_kernel(ascend, small_integers, form, monkeypatch):
+    """Groups may begin inside such a block; the second one belongs to none and holds NaN."""
+    ends = torch.tensor([100, 456], dtype=torch.int32)
+    a, b = small_integers(512, 256).to(torch.float8_e4m3fn), small_integers(2 * 40, 256).to(torch.float8_e4m3fn)
+    sfa, sfb = torch.exp2(torch.arange(4 * 8.0).view(4, 8) - 16), torch.ones(2, 40, 8)
+    sfa[1] = float("nan")
+    if form is INT32:
+        sfa = (sfa.view(torch.int32) >> 23).to(torch.uint8).view(torch.int32)
+
+    def call():
+        d = torch.zeros(512, 40)
+        uk.m_grouped_fp8_fp4_gemm_nt_contiguous(
+            (a, sfa), (b.view(2, 40, 256), sfb), d, ends, recipe_a=(128, 32), recipe_b=(1, 32), use_psum_layout=True
+        )
+        return d
+
+    with uk.use_backend("reference"):
+        uk.set_mk_alignment_for_contiguous_layout(256)
+        expected = call()
+    monkeypatch.setattr(uk.backend.Backend, "scales_per_row", None)  # what other backends do
+    assert torch.equal(call(), expected)
+    with collected_kernels() as kernels:
+        call()
+    assert [kernel.program for kernel in kernels].count("scales") == 2  # one per operand: the words need no second one
+    if form is FP32:
+        monkeypatch.undo()
+        sfa[3, 5] = 3.0
+        with pytest.raises(UnsupportedOperationError, match="float32 scales of a hold other values"):
+            call()
 
 
 @pytest.mark.parametrize(
