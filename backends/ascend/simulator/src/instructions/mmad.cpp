@@ -49,23 +49,36 @@ std::uint32_t elements(Type t) {
   }
 }
 
-// The factor of every (row, K block); returns false when a factor is so extreme that float products could overflow.
-bool load_scales(const Core& core, const Operand& o, std::uint32_t k, std::vector<float>& factors, bool saturate) {
-  const std::uint32_t pairs = (k + 63) / 64, rows = (o.extent + 15) / 16 * 16;
-  const std::uint8_t* slots = core.block->arena->slots[o.which] + o.address / 16;
-  factors.assign(std::size_t{rows} * pairs * 2, 0.0f);
-  bool ordinary = true;
-  for (std::uint32_t r = 0; r < rows; ++r)
-    for (std::uint32_t kb = 0; kb < pairs * 2; ++kb) {
-      const std::uint8_t code = slots[(std::uint64_t{r / 16} * pairs + kb / 2) * 32 + r % 16 * 2 + kb % 2];
-      float factor;
-      if (code == 255) factor = saturate ? 0.0f : bits_float(0x7fc00000u);
-      else factor = code == 0 ? 0x1p-127f : bits_float(static_cast<std::uint32_t>(code) << 23);
-      if (r < o.extent && code != 255 && (code < 50 || code > 204)) ordinary = false;
-      factors[std::size_t{r} * pairs * 2 + kb] = factor;
-    }
-  return ordinary;
-}
+// The largest scale code that no operand value overflows with: 57344 (e5m2) * 2^112 < 2^128. Codes below never lose bits.
+constexpr std::uint8_t kTopCode = 239;
+
+// Block scales of one operand in the slots of the core.
+struct Scales {
+  const std::uint8_t* slots;
+  std::uint32_t extent, pairs, rows;
+
+  Scales(const Core& core, const Operand& o, std::uint32_t k)
+      : slots(core.block->arena->slots[o.which] + o.address / 16), extent(o.extent), pairs((k + 63) / 64), rows((o.extent + 15) / 16 * 16) {}
+  std::uint8_t code(std::uint32_t r, std::uint32_t kb) const { return slots[(std::uint64_t{r / 16} * pairs + kb / 2) * 32 + r % 16 * 2 + kb % 2]; }
+  // The power of two by which the factor that factors() gives is too small.
+  int excess(std::uint32_t r, std::uint32_t kb) const { return code(r, kb) > kTopCode && code(r, kb) != 255 ? code(r, kb) - kTopCode : 0; }
+
+  // The factor of every (row, K block), at most 2^112; `above` says in which rows a scale is larger, the result whether any is.
+  bool factors(bool saturate, std::vector<float>& out, std::vector<std::uint8_t>& above) const {
+    out.resize(std::size_t{rows} * pairs * 2);
+    above.assign(rows, 0);
+    for (std::uint32_t r = 0; r < rows; ++r)
+      for (std::uint32_t kb = 0; kb < pairs * 2; ++kb) {
+        const std::uint8_t c = code(r, kb);
+        float factor;
+        if (c == 255) factor = saturate ? 0.0f : bits_float(0x7fc00000u);
+        else factor = c == 0 ? 0x1p-127f : bits_float(static_cast<std::uint32_t>(std::min(c, kTopCode)) << 23);
+        if (c > kTopCode && c != 255) above[r] = 1;
+        out[std::size_t{r} * pairs * 2 + kb] = factor;
+      }
+    return std::any_of(above.begin(), above.begin() + extent, [](std::uint8_t a) { return a; });
+  }
+};
 
 void round_hf32(float* rows, std::size_t count, bool away) {
   for (std::size_t e = 0; e < count; ++e) {
@@ -76,12 +89,13 @@ void round_hf32(float* rows, std::size_t count, bool away) {
   }
 }
 
-// Saturate mode of CTRL[48]: infinities become the largest value of their type, NaN becomes 0.
-void saturate_inputs(float* rows, std::size_t count, Type type) {
+// Saturate mode of CTRL[48]: infinities become the largest value of their type, NaN becomes 0; block scales act after that.
+void saturate_inputs(float* rows, std::size_t count, Type type, const float* scales) {
   const float top = type == Type::e5m2 ? 57344.0f : type == Type::f16 ? 65504.0f : type == Type::bf16 ? bits_float(0x7f7f0000u) : 0x1.fffffep127f;
   for (std::size_t e = 0; e < count; ++e) {
     if (rows[e] != rows[e]) rows[e] = 0;
     else if (std::fabs(rows[e]) > top) rows[e] = std::copysign(top, rows[e]);
+    if (scales) rows[e] *= scales[e / 32];  // k is a multiple of 64, so rows have no padding here
   }
 }
 
@@ -155,25 +169,35 @@ void integer_multiply(Core& core, const Mmad& a) {
     }
 }
 
-// Extreme block scales: products are formed in double so that neither factor overflows on its own.
-void multiply_in_double(const std::vector<float>& rows_a, const std::vector<float>& rows_b, std::uint32_t pitch, const std::vector<float>& scale_a,
-                        const std::vector<float>& scale_b, const Mmad& a, float* c) {
-  const std::uint32_t mp = (a.m + 15) / 16 * 16, blocks = (a.k + 63) / 64 * 2;
-  for (std::uint32_t r = 0; r < a.m; ++r)
-    for (std::uint32_t n = 0; n < a.n; ++n) {
-      float& out = c[(std::uint64_t{n / 16} * mp + r) * 16 + n % 16];
-      float sum = a.init_zero ? 0.0f : out;
-      for (std::uint32_t kb = 0; kb * 32 < a.k; ++kb) {
-        double dot = 0;
-        for (std::uint32_t t = kb * 32; t < std::min(a.k, kb * 32 + 32); ++t) dot += static_cast<double>(rows_a[std::size_t{r} * pitch + t]) * rows_b[std::size_t{n} * pitch + t];
-        sum = static_cast<float>(sum + dot * scale_a[std::size_t{r} * blocks + kb] * scale_b[std::size_t{n} * blocks + kb]);
+struct Element {
+  float* out;
+  float value;
+};
+
+// The elements of rows and columns with a scale above 2^112, summed as the tile kernels would if scaled operands could not
+// overflow: each exact product is added with one rounding. Whatever the others hold, an element gets the same bits.
+std::vector<Element> elements_above(const Mmad& m, const float* rows_a, const float* rows_b, std::uint32_t pitch, const Scales& scales_a, const Scales& scales_b,
+                                    const std::vector<std::uint8_t>& above_a, const std::vector<std::uint8_t>& above_b, float* c) {
+  std::vector<Element> result;
+  for (std::uint32_t r = 0; r < m.m; ++r)
+    for (std::uint32_t n = 0; n < m.n; ++n) {
+      if (!above_a[r] && !above_b[n]) continue;
+      float* out = c + (std::uint64_t{n / 16} * scales_a.rows + r) * 16 + n % 16;
+      float sum = m.init_zero ? 0.0f : *out;
+      for (std::uint32_t t = 0; t < m.k; ++t) {
+        const float x = rows_a[std::size_t{r} * pitch + t], y = rows_b[std::size_t{n} * pitch + t];
+        const float missing = std::ldexp(1.0f, scales_a.excess(r, t / 32) + scales_b.excess(n, t / 32));
+        // When the smaller factor overflows, so does the sum; a zero is the smaller one and stays zero.
+        sum = std::fabs(x) < std::fabs(y) ? std::fma(x * missing, y, sum) : std::fma(x, y * missing, sum);
       }
-      out = sum;
+      result.push_back({out, sum});
     }
+  return result;
 }
 
 struct Scratch {
   std::vector<float> a, b, panel, scale_a, scale_b;
+  std::vector<std::uint8_t> above_a, above_b;
 };
 float* grown(std::vector<float>& v, std::size_t count) {
   if (v.size() < count) v.resize(count);
@@ -188,37 +212,37 @@ void floating_multiply(Core& core, const Instruction& i, const Mmad& m, const Op
   const std::uint32_t mb = (m.m + 15) / 16, nb = (m.n + 15) / 16;
   // Operands of one mmad may differ in type only within 8 or 4 bits, so both have the same group size.
   const std::uint32_t c0 = elements(m.type_a), groups = (m.k + c0 - 1) / c0, pitch = groups * c0;
-  bool ordinary = true;
+  const Scales scales_a(core, oa, m.k), scales_b(core, ob, m.k);
+  bool any_above = false;
   if (m.mx) {
-    ordinary = load_scales(core, oa, m.k, scratch.scale_a, saturate);
-    ordinary = load_scales(core, ob, m.k, scratch.scale_b, saturate) && ordinary;
+    any_above = scales_a.factors(saturate, scratch.scale_a, scratch.above_a);
+    any_above = scales_b.factors(saturate, scratch.scale_b, scratch.above_b) || any_above;
   }
-  const std::uint32_t scale_pitch = (m.k + 63) / 64 * 2;
+  const std::uint32_t scale_pitch = scales_a.pairs * 2;
   float* rows_a = grown(scratch.a, std::size_t{mb} * 16 * pitch);
   float* rows_b = grown(scratch.b, std::size_t{nb} * 16 * pitch);
-  kernels.unpack(m.type_a, arena.l0a + m.a, mb, groups, rows_a, pitch, m.mx && ordinary ? scratch.scale_a.data() : nullptr, scale_pitch);
-  kernels.unpack(m.type_b, arena.l0b + m.b, nb, groups, rows_b, pitch, m.mx && ordinary ? scratch.scale_b.data() : nullptr, scale_pitch);
+  kernels.unpack(m.type_a, arena.l0a + m.a, mb, groups, rows_a, pitch, m.mx && !saturate ? scratch.scale_a.data() : nullptr, scale_pitch);
+  kernels.unpack(m.type_b, arena.l0b + m.b, nb, groups, rows_b, pitch, m.mx && !saturate ? scratch.scale_b.data() : nullptr, scale_pitch);
   if (m.type_a == Type::f32 && i.registers.hf32) {
     round_hf32(rows_a, std::size_t{mb} * 16 * pitch, i.registers.hf32_round == 0);
     round_hf32(rows_b, std::size_t{nb} * 16 * pitch, i.registers.hf32_round == 0);
   }
   if (saturate) {
-    saturate_inputs(rows_a, std::size_t{mb} * 16 * pitch, m.type_a);
-    saturate_inputs(rows_b, std::size_t{nb} * 16 * pitch, m.type_b);
+    saturate_inputs(rows_a, std::size_t{mb} * 16 * pitch, m.type_a, m.mx ? scratch.scale_a.data() : nullptr);
+    saturate_inputs(rows_b, std::size_t{nb} * 16 * pitch, m.type_b, m.mx ? scratch.scale_b.data() : nullptr);
   }
   auto* c = reinterpret_cast<float*>(arena.l0c + m.c);
-  if (!ordinary) {
-    multiply_in_double(scratch.a, scratch.b, pitch, scratch.scale_a, scratch.scale_b, m, c);
-  } else {
-    // A few panels at a time, so that they stay in the first-level cache while all rows pass.
-    constexpr std::uint32_t kTogether = 2;
-    float* panels = grown(scratch.panel, std::size_t{m.k} * 16 * kTogether);
-    for (std::uint32_t g = 0; g < nb; g += kTogether) {
-      const std::uint32_t count = std::min(kTogether, nb - g);
-      for (std::uint32_t p = 0; p < count; ++p) kernels.panel(rows_b + std::size_t{g + p} * 16 * pitch, pitch, m.k, panels + std::size_t{p} * m.k * 16);
-      kernels.multiply(rows_a, pitch, panels, m.k, c + std::size_t{g} * mb * 256, std::uint64_t{mb} * 256, (m.m + 3) / 4 * 4, count, m.init_zero);
-    }
+  std::vector<Element> above;
+  if (any_above) above = elements_above(m, rows_a, rows_b, pitch, scales_a, scales_b, scratch.above_a, scratch.above_b, c);
+  // A few panels at a time, so that they stay in the first-level cache while all rows pass.
+  constexpr std::uint32_t kTogether = 2;
+  float* panels = grown(scratch.panel, std::size_t{m.k} * 16 * kTogether);
+  for (std::uint32_t g = 0; g < nb; g += kTogether) {
+    const std::uint32_t count = std::min(kTogether, nb - g);
+    for (std::uint32_t p = 0; p < count; ++p) kernels.panel(rows_b + std::size_t{g + p} * 16 * pitch, pitch, m.k, panels + std::size_t{p} * m.k * 16);
+    kernels.multiply(rows_a, pitch, panels, m.k, c + std::size_t{g} * mb * 256, std::uint64_t{mb} * 256, (m.m + 3) / 4 * 4, count, m.init_zero);
   }
+  for (const Element& e : above) *e.out = e.value;
   if (saturate)
     for (std::size_t e = 0; e < std::size_t{nb} * mb * 256; ++e)
       if (std::isinf(c[e])) c[e] = std::copysign(0x1.fffffep127f, c[e]);
