@@ -158,6 +158,63 @@ def test_extreme_block_scales_do_not_overflow_on_the_way(run_ascend):
     assert not torch.isnan(t["D"][2]).any()
 
 
+def random_scaled(ctype, m, n, k):
+    """The tensors of a block-scaled multiply of random values, which round at every step; scales around 1."""
+    generator = torch.Generator().manual_seed(7)
+    if ctype.startswith("float4"):
+        x, w = (torch.randint(0, 256, (rows, k // 2), generator=generator, dtype=torch.uint8) for rows in (m, n))
+    else:
+        x, w = (torch.randn(rows, k, generator=generator).to(PLAIN[ctype][1]) for rows in (m, n))
+    sx, sw = (torch.randint(120, 135, (r, k // 32), generator=generator, dtype=torch.uint8) for r in (m, n))
+    return {"X": x, "W": w, "SX": sx, "SW": sw, "D": torch.zeros(m, n)}
+
+
+SCALED = [("float8_e4m3_t", 8), ("float8_e5m2_t", 8), ("float4_e2m1x2_t", 4)]
+
+
+@pytest.mark.parametrize(("ctype", "bits"), SCALED)
+def test_extreme_block_scales_change_no_other_row_or_column(run_ascend, ctype, bits):
+    m, n, k = 19, 35, 128
+    multiply = body(ctype, bits, m, k, n, mx=True, accumulate=True)
+    t = random_scaled(ctype, m, n, k)
+    run_ascend(multiply, t)
+    for code in (0, 49, 205, 240, 254, 255):
+        for operand, row in (("SX", 3), ("SX", 17), ("SW", 5), ("SW", 34)):
+            changed = t | {operand: t[operand].clone(), "D": torch.zeros(m, n)}
+            changed[operand][row, 1] = code
+            run_ascend(multiply, changed)
+            others = torch.ones(m, n, dtype=torch.bool)
+            (others if operand == "SX" else others.mT)[row] = False
+            assert torch.equal(changed["D"][others], t["D"][others]), (code, operand, row)
+            assert (changed["D"][~others] != t["D"][~others]).any(), (code, operand, row)
+
+
+@pytest.mark.parametrize(("ctype", "bits"), SCALED)
+def test_only_the_sum_of_two_scale_codes_counts(run_ascend, ctype, bits):
+    """Products are exact however far apart the two scales are, and each is added with one rounding."""
+    m, n, k = 19, 35, 128
+    multiply = body(ctype, bits, m, k, n, mx=True, accumulate=True)
+    middle = random_scaled(ctype, m, n, k)
+    run_ascend(multiply, middle)
+    for up, down in (("SX", "SW"), ("SW", "SX")):
+        apart = middle | {up: middle[up] + 120, down: middle[down] - 120, "D": torch.zeros(m, n)}
+        assert apart[up].max() == 254
+        assert apart[up].min() == 240
+        assert apart[down].min() == 0
+        run_ascend(multiply, apart)
+        assert torch.equal(apart["D"], middle["D"]), up
+
+
+def test_saturation_precedes_block_scales(run_ascend):
+    t = random_scaled("float8_e5m2_t", 16, 16, 64)
+    for name in "XW":
+        t[name] = torch.zeros(16, 64).to(torch.float8_e5m2)
+    t["X"][0, 0], t["X"][1, 0], t["X"][2, 0], t["W"][0, 0] = 57344.0, float("inf"), float("nan"), 1.0
+    t["SX"][:], t["SW"][:] = 129, 127
+    run_ascend(body("float8_e5m2_t", 8, 16, 64, 16, mx=True), t, saturate=True)
+    assert t["D"][:4, 0].tolist() == [4 * 57344.0, 4 * 57344.0, 0, 0]
+
+
 @pytest.mark.parametrize(("type_a", "type_b"), list(itertools.product(["int8_t", "uint8_t"], repeat=2)))
 def test_int8_accumulates_in_int32(run_ascend, type_a, type_b):
     rng = np.random.default_rng(9)
