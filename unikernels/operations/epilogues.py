@@ -67,7 +67,7 @@ def stochastic_bf16(accumulator: Tensor) -> Tensor:
     m, n = accumulator.shape
     mask = 0xFFFFFFFF
     bits = torch.nn.functional.pad(accumulator.contiguous().view(torch.int32).to(torch.int64) & mask, (0, -n % 4))
-    quads = bits.view(m, -1, 4)
+    quads = bits.view(m, bits.shape[1] // 4, 4)
     factors = torch.tensor([0x5671D42B, 0x9995E499, 0xACE1B8A5, 0xE153538D], device=accumulator.device)
     group = torch.arange(quads.shape[1], device=accumulator.device)
     h = (_multiply(quads, factors).sum(-1) + group) & mask
@@ -79,7 +79,7 @@ def stochastic_bf16(accumulator: Tensor) -> Tensor:
     y = y ^ (y >> 11)
     draws = torch.stack([x & 0xFFFF, x >> 16, y & 0xFFFF, y >> 16], dim=-1)
     rounded = (quads >> 16) + (((quads & 0xFFFF) + draws) >> 16)
-    rounded = rounded.view(m, -1)[:, :n] & 0xFFFF
+    rounded = rounded.view(bits.shape)[:, :n] & 0xFFFF
     return torch.where(rounded > 0x7FFF, rounded - 0x10000, rounded).to(torch.int16).view(torch.bfloat16)
 
 

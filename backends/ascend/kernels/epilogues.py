@@ -64,7 +64,7 @@ def store(
         d: [m, n], or [batch, m, n], whose entries then have their scales side by side (see `BatchedGemmProblem`).
     """
     out = operands.output(d)
-    unused = torch.zeros(1, dtype=torch.int32, device=d.device)
+    unused = operands.unused(torch.int32, d.device)
     if isinstance(epilogue, FP8CastWithClamp):
         return _quantise(out, epilogue, unused)
     if isinstance(epilogue, BF16StochasticRounding):

@@ -36,8 +36,10 @@ def m_grouped_gemm(problem: GroupedGemmProblem) -> None:
         store.factor,
     )
     if layout.kind == "psum" and layout.ensure_zero_padding:
-        variant = ZeroGapsVariant(store.out, layout.alignment, block=8192, num_cores=2 * form.num_cores)
-        executor.run(Kernel("zero_gaps", variant), store.d, layout.tensor)
+        # D in its own dtype: the words some epilogues write are of types that a vector core cannot fill.
+        out = operands.OUT[problem.d.dtype]
+        variant = ZeroGapsVariant(out, layout.alignment, block=8192, num_cores=2 * form.num_cores)
+        executor.run(Kernel("zero_gaps", variant), operands.output(problem.d), layout.tensor)
 
 
 def _rows_per_group(problem: GroupedGemmProblem) -> int:

@@ -5,6 +5,7 @@ No TileLang here, and no choice of a kernel.
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -105,8 +106,14 @@ def scale_words(
         rows, columns: groups along the rows and along K; scales that belong to none are not read (see scales.py).
     """
     if operand.scales is None:
-        return torch.zeros(1, dtype=torch.int16, device=operand.data.device)
+        return unused(torch.int16, operand.data.device)
     return scales.scale_words(executor, operand.scales, rows, columns)
+
+
+@functools.cache
+def unused(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor [1] of any content in place of an argument that a kernel ignores; one per device: making it costs time."""
+    return torch.empty(1, dtype=dtype, device=device)
 
 
 def canonical(tensor: Tensor) -> Tensor:
