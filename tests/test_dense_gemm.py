@@ -364,6 +364,20 @@ def test_stochastic_rounding_is_unbiased_and_repeatable(backend):
     assert abs(error.mean().item()) < 0.01  # 65536 draws of a deviation below 0.6 each: standard error 0.002
 
 
+def test_stochastic_rounding_sees_no_negative_zeros(backend):
+    """The bits of a zero sum take part in the draws of its neighbours: 0 + 1 * -0 is +0."""
+    a, b = torch.full((2, 1), 1.01).bfloat16(), torch.linspace(1, 2, 256).view(256, 1).bfloat16()
+    found = []
+    for name in (backend, "reference"):
+        for zero in (0.0, -0.0):
+            b[1::4] = zero
+            d = torch.empty(2, 256, dtype=torch.bfloat16)
+            with uk.use_backend(name):
+                uk.bf16_gemm_nt(a, b, d, epilogue=uk.epilogue.BF16StochasticRounding())
+            found.append(d)
+    assert all(torch.equal(found[0], d) for d in found)
+
+
 @pytest.mark.slow
 def test_offsets_beyond_2_to_31(backend):
     m, n, k = 524416, 4096, 128

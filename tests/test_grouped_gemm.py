@@ -234,6 +234,33 @@ class TestContiguous:
         with pytest.raises(InvalidArgumentError, match="epilogue_class"):
             uk.m_grouped_bf16_gemm_nt_contiguous(a, b, d, labels, epilogue=Alpha(1.0), epilogue_class=Alpha(1.0))
 
+    @pytest.mark.parametrize("sizes", [(3, 0, 5), (0, 0)], ids=str)
+    @pytest.mark.parametrize("layout", ["index", "psum", "masked"])
+    def test_stochastic_rounding_beside_empty_groups(self, layout, sizes):
+        b = torch.tensor([1.125, 2.25, 4.5]).repeat_interleave(96).view(3, 6, 16).bfloat16()[: len(sizes)]
+        labels = torch.full((128 * len(sizes),), -1, dtype=torch.int32)
+        ends, start = [], 0
+        for group, size in enumerate(sizes):
+            start = 128 * group if layout == "masked" else -(-start // 128) * 128
+            labels[start : start + size] = group
+            start += size
+            ends.append(start)
+        a, d = torch.ones(len(labels), 16).bfloat16(), torch.full((len(labels), 6), 7.0, dtype=torch.bfloat16)
+        options = {"epilogue": BF16StochasticRounding()}
+        if layout == "masked":
+            slabs = (len(sizes), 128, -1)
+            uk.m_grouped_bf16_gemm_nt_masked(a.view(slabs), b, d.view(slabs), int32(*sizes), 4, **options)
+        else:
+            psum = layout == "psum"
+            groups = int32(*ends) if psum else labels
+            uk.m_grouped_bf16_gemm_nt_contiguous(a, b, d, groups, use_psum_layout=psum, **options)
+        for group in range(len(sizes)):
+            assert (d[labels == group] == 18 * 2**group).all()
+        if layout == "psum":
+            padding = torch.arange(len(labels)) < -(-ends[-1] // 128) * 128
+            assert (d[(labels < 0) & padding] == 0).all()
+            assert (d[~padding] == 7).all()
+
     def test_one_scale_for_several_rows_of_a(self):
         a, b = ones(48, 128)[0], block_ones(2, 16, 128)
         sfa = torch.tensor([[1.0], [2.0], [4.0]])

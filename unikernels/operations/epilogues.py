@@ -24,7 +24,8 @@ def store(accumulator: Tensor, d: Tensor, epilogue: Epilogue | None, *, first_co
     if isinstance(epilogue, FP8CastWithClamp):
         _quantise(accumulator.float(), d, epilogue, first_column_block)
     elif isinstance(epilogue, BF16StochasticRounding):
-        d.copy_(stochastic_bf16(accumulator.float()))
+        # Sums start at +0 and never become -0, whose sign the hash would see; torch's product of K = 1 has no such start.
+        d.copy_(stochastic_bf16(accumulator.float() + 0.0))
     else:
         d.copy_(accumulator)
 
