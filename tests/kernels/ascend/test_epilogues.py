@@ -73,16 +73,22 @@ def test_fp8_output_of_huge_values_infinities_and_nan(ascend, integers):
     assert (found[0].view(torch.float8_e4m3fn)[1:71].float().isnan()).any(1)[1:3].all()
 
 
-def test_scaled_operands_and_fp8_output(ascend, integers):
-    a, b = (integers(rows, 96).clamp(-7, 7).to(torch.float8_e4m3fn) for rows in (34, 256))
-    sfa, sfb = (torch.full((rows, 3), 0.5) for rows in (34, 256))
-    results = []
-    for backend in ("ascend", "reference"):
-        d, sfd = torch.empty(34, 256, dtype=torch.float8_e4m3fn), torch.empty(4, 34, dtype=torch.int16).mT
-        with uk.use_backend(backend):
-            uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32), epilogue=FP8Quantization(sfd))
-        results.append((d.view(torch.uint8), sfd))
-    assert all(map(torch.equal, *results))
+@pytest.mark.parametrize(("columns", "clamp"), [((256,), None), ((64, 192, 320), 20.0)])
+def test_scaled_operands_and_fp8_output(ascend, integers, columns, clamp):
+    """Tiles are filled up with products of scales that nobody wrote; those must not be counted."""
+    for n in columns:
+        a, b = (integers(rows, 96).clamp(-7, 7).to(torch.float8_e4m3fn) for rows in (34, n))
+        sfa, sfb = (torch.full((rows, 3), 0.5) for rows in (34, n))
+        results = []
+        for backend in ("ascend", "reference"):
+            d, sfd = torch.empty(34, n, dtype=torch.float8_e4m3fn), torch.empty(n // 64, 34, dtype=torch.int16).mT
+            count = torch.full((1,), 99, dtype=torch.uint32)
+            epilogue = FP8CastWithClamp(sfd, clamp, count) if clamp else FP8Quantization(sfd)
+            with uk.use_backend(backend):
+                uk.fp8_fp4_gemm_nt((a, sfa), (b, sfb), d, recipe=(1, 1, 32), epilogue=epilogue)
+            results.append((d.view(torch.uint8), sfd, count.view(torch.int32)))
+        assert all(map(torch.equal, *results)), n
+        assert (int(results[0][2]) == 99) == (clamp is None)
 
 
 def test_stochastic_rounding_has_the_bits_of_the_reference(ascend, integers):
@@ -130,17 +136,21 @@ def test_heads_of_odd_runs_are_refused(ascend):
     assert (d == 7).all()
 
 
-@pytest.mark.parametrize("groups", ["m", "k"])
+@pytest.mark.parametrize("groups", ["labels", "ends", "k"])
 def test_groups_round_stochastically(ascend, integers, groups):
+    """Rows between a group's end and the next start become zeros, the others behind the last end stay as they are."""
     results = []
     a, b = integers(512, 64), integers(512, 60)
     for backend in ("ascend", "reference"):
         with uk.use_backend(backend):
-            if groups == "m":
-                labels = torch.tensor([1] * 256 + [0] * 256, dtype=torch.int32)
-                d = torch.empty(512, 60, dtype=torch.bfloat16)
+            uk.set_mk_alignment_for_contiguous_layout(256)
+            if groups != "k":
+                d = torch.full((512, 60), 7.0, dtype=torch.bfloat16)
+                layout = torch.tensor([1] * 256 + [0] * 256 if groups == "labels" else [0, 3], dtype=torch.int32)
                 weights = b[:128].view(2, 64, 60).mT.contiguous()
-                uk.m_grouped_bf16_gemm_nt_contiguous(a, weights, d, labels, epilogue=BF16StochasticRounding())
+                uk.m_grouped_bf16_gemm_nt_contiguous(
+                    a, weights, d, layout, use_psum_layout=groups == "ends", epilogue=BF16StochasticRounding()
+                )
             else:
                 ks = [128, 384]
                 d = torch.empty(2, 64, 60, dtype=torch.bfloat16)
