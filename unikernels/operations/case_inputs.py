@@ -45,6 +45,11 @@ def randn(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
+def integers(generator: torch.Generator, rows: int, columns: int, limit: int = 127) -> Tensor:
+    """Return float32 integers up to a magnitude, exact in bfloat16 up to 256: their products have exact sums."""
+    return torch.randint(-limit, limit + 1, (rows, columns), generator=generator).float()
+
+
 def operand_bytes(kind: str, mn: int, k: int) -> float:
     """Return the bytes of one operand with its scales (one byte per 32 elements)."""
     return mn * k * {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}[kind] + (0 if kind == "bf16" else mn * k / 32)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .base import Case, Cost, Tensors
-from .case_inputs import OPERAND_TOLERANCE, ScaleForm, operand_bytes, quantised, randn
+from .case_inputs import OPERAND_TOLERANCE, ScaleForm, integers, operand_bytes, quantised, randn
 from .m_grouped_cases import ALIGNMENT, aligned_groups
 
 #: How operands are passed: K first; flat blocks; matrices with K last.
@@ -35,6 +35,8 @@ class _KGrouped:
     has_c: bool = True
     #: How ks_cpu is passed with end offsets: rounded up, not at all, or the real sizes with scale rows of gaps left out.
     ks: Literal["aligned", "none", "compact"] = "aligned"
+    #: Stochastically to bfloat16; bf16 operands are integers then, whose exact sums define every bit.
+    rounds: bool = False
 
     @property
     def dtype(self) -> str:
@@ -45,6 +47,7 @@ class _KGrouped:
         parts = [self.dtype, self.form, *([self.scales.label] if self.scales else [])]
         parts += [f"psum-{self.ks}"] if self.is_psum else []
         parts += ["bf16out"] * (self.out is torch.bfloat16) + ["c"] * self.has_c
+        parts += ["stochastic"] * self.rounds
         return "-".join([*parts, f"m={self.m}", f"n={self.n}", "ks=" + "+".join(map(str, self.sizes))])
 
     def _ranges(self) -> list[tuple[int, int, int]]:
@@ -75,7 +78,8 @@ class _KGrouped:
 
     def _operand(self, generator: torch.Generator, name: str, kind: str, mn: int) -> Tensors:
         if self.scales is None:
-            data, sf = randn(generator, self.k, mn).bfloat16(), None
+            data = integers(generator, self.k, mn) if self.rounds else randn(generator, self.k, mn)
+            data, sf = data.bfloat16(), None
         else:
             data, sf = quantised(generator, kind, mn, self.k, self.scales, k_major=self.form != "tn")
             data, sf = (data.mT if self.form == "tn" else data), sf.mT
@@ -105,6 +109,8 @@ class _KGrouped:
         if self.is_psum and self.ks != "compact":
             ks = None if self.ks == "none" else [end - start for start, _, end in self._ranges()]
         arguments: dict[str, Any] = {"c": t.get("c"), "use_psum_layout": self.is_psum}
+        if self.rounds:
+            arguments["epilogue"] = uk.epilogue.BF16StochasticRounding()
         a: Tensor | tuple[Tensor, Tensor] = t["a"]
         b: Tensor | tuple[Tensor, Tensor] = t["b"]
         if self.scales is None:
@@ -132,7 +138,7 @@ class _KGrouped:
             },
             build=self.build,
             run=self.run,
-            tolerance=OPERAND_TOLERANCE,
+            tolerance=0.0 if self.rounds else OPERAND_TOLERANCE,
             cost=Cost(2.0 * self.m * self.n * k, moved),
             levels=frozenset(levels),
         )
@@ -172,6 +178,10 @@ def _full() -> Iterator[Case]:
                 case = _KGrouped("fp8", "fp8", 260, 132, sizes, form, is_psum=is_psum, out=out, has_c=False)
                 yield case.case("full")
             yield _KGrouped("bf16", "bf16", 260, 132, sizes, is_psum=is_psum, out=out).case("full")
+        rounded = _KGrouped(
+            "bf16", "bf16", 36, 66, sizes, is_psum=is_psum, out=torch.bfloat16, has_c=False, rounds=True
+        )
+        yield rounded.case("full")
 
 
 def _bench() -> Iterator[Case]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .base import Case, Cost, Tensors
-from .case_inputs import OPERAND_TOLERANCE, ScaleForm, operand_bytes, quantised, randn
+from .case_inputs import OPERAND_TOLERANCE, ScaleForm, integers, operand_bytes, quantised, randn
 
 ALIGNMENT = 256  # a multiple of every backend's default, so that one case suits all of them
 
@@ -52,13 +52,15 @@ class _Grouped:
     pads: bool = True
     #: Share of A's rows outside every group: NaN instead of zero (psum with padding needs zeros upstream).
     has_garbage: bool = False
+    #: Stochastically to bfloat16; bf16 operands are integers then, whose exact sums define every bit.
+    rounds: bool = False
 
     @property
     def id(self) -> str:
         dtype = self.a_kind if self.scales is None else f"{self.a_kind}x{self.b_kind}"
         parts = [self.kind, dtype, self.b_layout, *([self.scales.label] if self.scales else [])]
         parts += ["fp32out"] * (self.out is torch.float32) + ["nopad"] * (not self.pads)
-        parts += ["garbage"] * self.has_garbage
+        parts += ["garbage"] * self.has_garbage + ["stochastic"] * self.rounds
         return "-".join([*parts, "sizes=" + "+".join(map(str, self.sizes)), f"n={self.n}", f"k={self.k}"])
 
     def _rows(self) -> list[tuple[int, int]]:
@@ -111,7 +113,8 @@ class _Grouped:
     def _operand(self, generator: torch.Generator, kind: str, mn: int, is_b: bool) -> tuple[Tensor, Tensor]:
         k_major = not is_b or self.b_layout == "nt"
         if self.scales is None:
-            data = randn(generator, mn, self.k).bfloat16()
+            data = integers(generator, mn, self.k) if self.rounds else randn(generator, mn, self.k)
+            data = data.bfloat16()
             return (data if k_major else data.mT.contiguous().mT), torch.empty(0)
         gran_mn = self.scales.gran_n if is_b else 1
         return quantised(generator, kind, mn, self.k, self.scales, gran_mn=gran_mn, k_major=k_major)
@@ -126,19 +129,19 @@ class _Grouped:
     def run(self, uk: ModuleType, t: Tensors) -> Tensors:
         a: Tensor | tuple[Tensor, Tensor] = t["a"]
         b: Tensor | tuple[Tensor, Tensor] = t["b"]
-        recipe: dict[str, tuple[int, int, int]] = {}
+        options: dict[str, Any] = {"epilogue": uk.epilogue.BF16StochasticRounding()} if self.rounds else {}
         dtype = "bf16"
         if self.scales is not None:
             a, b, dtype = (t["a"], t["sfa"]), (t["b"], t["sfb"]), "fp8_fp4"
-            recipe = {"recipe": (1, self.scales.gran_n, self.scales.gran_k)}
+            options["recipe"] = (1, self.scales.gran_n, self.scales.gran_k)
         if self.kind == "masked":
             function = getattr(uk, f"m_grouped_{dtype}_gemm_nt_masked")
-            function(a, b, t["d"], t["group_sizes"], max(self.sizes), **recipe)
+            function(a, b, t["d"], t["group_sizes"], max(self.sizes), **options)
         else:
             function = getattr(uk, f"m_grouped_{dtype}_gemm_{self.b_layout}_contiguous")
             psum = self.kind == "psum"
             with aligned_groups(uk, ALIGNMENT):
-                function(a, b, t["d"], t["group_sizes"], **recipe, use_psum_layout=psum, ensure_zero_padding=self.pads)
+                function(a, b, t["d"], t["group_sizes"], **options, use_psum_layout=psum, ensure_zero_padding=self.pads)
         # Rows the contract leaves open are not compared; psum with padding specifies every row.
         return {"d": t["d"] if self.kind == "psum" and self.pads else t["d"][t["valid"]]}
 
@@ -155,7 +158,7 @@ class _Grouped:
             },
             build=self.build,
             run=self.run,
-            tolerance=OPERAND_TOLERANCE,
+            tolerance=0.0 if self.rounds else OPERAND_TOLERANCE,
             cost=Cost(2.0 * rows * self.n * self.k, moved),
             levels=frozenset(levels),
         )
@@ -186,6 +189,7 @@ def _smoke() -> Iterator[Case]:
         yield _Grouped(kind, "fp8", "fp4", (5, 70), 34, 128, ScaleForm.INT32_MX, b_layout="nn").case(*both)
     yield _Grouped("psum", "fp8", "fp8", (5, 70), 32, 128, ScaleForm.INT16_MX, pads=False, has_garbage=True).case(*both)
     yield _Grouped("psum", "bf16", "bf16", (5, 70), 32, 64, out=torch.float32).case(*both)
+    yield _Grouped("psum", "bf16", "bf16", _SIZES, 65, 200, rounds=True).case(*both)
 
 
 def _edge() -> Iterator[Case]:
@@ -200,6 +204,7 @@ def _full() -> Iterator[Case]:
         for a_kind, b_kind in (("fp8", "fp8"), ("fp8", "fp4"), ("fp4", "fp8"), ("fp4", "fp4")):
             yield _Grouped(kind, a_kind, b_kind, (130, 0, 513, 64), 258, 416, ScaleForm.INT32_MX).case("full")
         yield _Grouped(kind, "bf16", "bf16", (130, 0, 513, 64), 258, 416).case("full")
+        yield _Grouped(kind, "bf16", "bf16", (130, 0, 513, 64), 258, 416, rounds=True).case("full")
 
 
 def _bench() -> Iterator[Case]:
