@@ -13,6 +13,7 @@ import types
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import unikernels as uk
 from unikernels import cli, environment
@@ -99,6 +100,32 @@ def test_npu_executor_compiles_each_variant_once(monkeypatch):
     assert launched == [(a, b, 0.5), (b, a, 2), (a,)]
     runner.build(kernel.Kernel("gemm", "three"))
     assert len(compiled) == len(launched) == 3
+
+
+def test_calls_launch_nothing_but_their_kernels(ascend):
+    """On an NPU whatever is no view is a launch of its own; arguments that a kernel ignores are made once."""
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    a, b, d = torch.ones(128, 8).bfloat16(), torch.ones(2, 8, 8).bfloat16(), torch.empty(128, 8)
+    sizes, ends = torch.tensor([128], dtype=torch.int32), torch.tensor([4, 128], dtype=torch.int32)
+    slab = torch.empty(1, 8, 8)
+    calls = {
+        "dense": lambda: uk.bf16_gemm_nt(a, b[0], d),
+        "m_grouped": lambda: uk.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ends, use_psum_layout=True),
+        "k_grouped": lambda: uk.k_grouped_bf16_gemm_tn_contiguous(a, a, slab, [128], sizes),
+        "batched": lambda: uk.einsum("bhr,hdr->bhd", a.view(64, 2, 8), b, d.view(64, 2, 8)),
+    }
+    for name, call in calls.items():
+        seen = []
+        with executor.collected_kernels():
+            call()
+            with Operations():
+                call()
+        assert [one for one in seen if not one.is_view] == [], name
 
 
 _SECOND_PROCESS = """
