@@ -1,6 +1,6 @@
 """Runs kernels on an NPU: TileLang's own compiler and runtime, torch_npu tensors, torch's current stream.
 
-Written against TileLang's documented use; not run on hardware so far.
+Not run on hardware so far; tests follow launches through TileLang's runtime as far as AscendCL.
 """
 
 from __future__ import annotations
