@@ -15,7 +15,7 @@ from . import __version__, _registry, environment, support
 from .operations import ALL
 
 _PACKAGES = ("torch", "numpy", "pluggy", "safetensors", "triton", "tilelang", "torch-npu", "deep-gemm")
-_TOOLS = ("c++", "g++", "clang++", "nvcc", "bisheng")
+_TOOLS = ("c++", "g++", "clang++", "nvcc")
 
 
 def facts() -> dict[str, str]:

@@ -91,15 +91,16 @@ class AscendBackend(Backend):
     def details(self) -> Mapping[str, str]:
         from .runtime.executor import EXECUTORS, chosen_name
 
-        details = {
-            "executor": EXECUTORS[chosen_name()],
-            "tilelang": importlib.metadata.version("tilelang"),
-            "hazard checks": environment.read("UNIKERNELS_SIMULATOR_CHECK"),
-        }
+        details = {"executor": EXECUTORS[chosen_name()], "tilelang": importlib.metadata.version("tilelang")}
         if self.is_simulated:
             from .simulator.launch import shared_cache
 
+            details["hazard checks"] = environment.read("UNIKERNELS_SIMULATOR_CHECK")
             details["kernels kept in"] = str(shared_cache().folder)
+        else:
+            from .runtime.toolchain import find_bisheng, find_linker
+
+            details["compiler"], details["linker"] = str(find_bisheng()), str(find_linker())
         return details
 
     def convert_scales(

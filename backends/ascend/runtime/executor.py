@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -105,13 +104,19 @@ def unavailable_reason() -> str | None:
 
 
 def _npu_unavailable_reason() -> str | None:
+    from . import toolchain
+
+    lacking = toolchain.missing()
     if importlib.util.find_spec("torch_npu") is None:
-        return "UNIKERNELS_ASCEND_EXECUTOR=npu needs torch_npu, which is not installed. Install it, or use sim."
-    if not npu_present():
-        return "torch_npu is installed but sees no NPU (torch.npu.is_available() is False). Use UNIKERNELS_ASCEND_EXECUTOR=sim."
-    if shutil.which("bisheng") is None:
-        return "TileLang compiles for the NPU with `bisheng`, which is not on PATH. Install CANN and source its set_env.sh."
-    return None
+        lacking.insert(0, "torch_npu, which is not installed")
+    elif not npu_present():
+        lacking.insert(0, "a device, and torch_npu sees none (torch.npu.is_available() is False)")
+    if not lacking:
+        return None
+    return (
+        f"running on an NPU needs {'; '.join(lacking)}. Install torch_npu and CANN and source CANN's set_env.sh, or set "
+        "UNIKERNELS_ASCEND_EXECUTOR=sim to use the simulator."
+    )
 
 
 def _simulator_unavailable_reason() -> str | None:

@@ -1,10 +1,9 @@
-"""Executors: the choice between them, reasons for not running, the disk cache, and the NPU path up to the compiler."""
+"""Executors: the choice between them, reasons for not running and the disk cache."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.machinery
 import importlib.util
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from unikernels.backends.ascend.runtime import executor
 from unikernels.backends.ascend.runtime.kernel import Kernel
 from unikernels.backends.ascend.simulator.cache import Cache
 from unikernels.backends.ascend.simulator.lowering import lower
+from unikernels.backends.ascend.runtime.toolchain import find_bisheng, find_linker
 from unikernels.errors import BackendUnavailableError, InvalidArgumentError
 
 
@@ -57,10 +57,91 @@ def test_missing_compiler_is_the_reason(monkeypatch, ascend):
     assert "/nonexistent/c++" in ascend.unavailable_reason()
 
 
-def test_npu_without_torch_npu_is_the_reason(monkeypatch, set_executor, ascend):
+_COMPILER, _LINKER = "TileLang's compiler `bisheng`", "the linker `ld.lld`"
+
+
+@pytest.fixture
+def toolkit(monkeypatch, tmp_path):
+    """A function that puts empty tools into `tmp_path` and sets variables to folders of it; the rest of the machine has none."""
+    for name in ("PATH", "BISHENG_HOME", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def install(files=(), **folders):
+        for file in files:
+            path = tmp_path / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o755)
+        for name, folder in folders.items():
+            monkeypatch.setenv(name, str(tmp_path / folder))
+
+    return install
+
+
+@pytest.fixture
+def npu(monkeypatch, set_executor):
+    """torch_npu, seemingly, with a device."""
+    pytest.importorskip("tilelang.contrib.bisheng")  # with an NPU its import would ask torch.npu for more
     set_executor("npu")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: name if name == "torch_npu" else found(name, *rest)
+    )
+    monkeypatch.setattr(torch, "npu", types.SimpleNamespace(is_available=lambda: True), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("files", "folders", "missing"),
+    [
+        ((), {}, {_COMPILER, _LINKER}),
+        (("bin/bisheng",), {"PATH": "bin"}, {_LINKER}),
+        (("home/bin/bisheng",), {"BISHENG_HOME": "home"}, {_LINKER}),
+        (("home/bisheng",), {"BISHENG_HOME": "home"}, {_COMPILER, _LINKER}),
+        (("home/bin/bisheng", "bin/bisheng"), {"BISHENG_HOME": "home", "PATH": "bin"}, {_LINKER}),
+        (("home/bin/bisheng", "home/bin/ld.lld"), {"BISHENG_HOME": "home"}, set()),
+        (("bin/bisheng", "bin/ld.lld"), {"PATH": "bin"}, set()),
+        (("bin/bisheng", "cann/bin/ld.lld"), {"PATH": "bin", "ASCEND_HOME_PATH": "cann"}, set()),
+        (("bin/bisheng", "cann/ld.lld"), {"PATH": "bin", "ASCEND_TOOLKIT_HOME": "cann"}, set()),
+        (("home/bin/bisheng", "bin/ld.lld"), {"BISHENG_HOME": "home", "PATH": "bin"}, set()),
+    ],
+)
+def test_reason_names_the_tools_that_tilelang_does_not_find(ascend, toolkit, npu, files, folders, missing):
+    bisheng = pytest.importorskip("tilelang.contrib.bisheng")
+    toolkit(files, **folders)
+    for finder, theirs in ((find_bisheng, bisheng.find_bisheng_path), (find_linker, bisheng.find_ld_lld_path)):
+        try:
+            expected = theirs()
+        except RuntimeError:
+            expected = None
+        assert finder() == expected
+    reason = ascend.unavailable_reason()
+    assert {tool for tool in (_COMPILER, _LINKER) if tool in (reason or "")} == missing
+    assert (reason is None) == (not missing)
+
+
+def test_doctor_names_everything_an_npu_needs(monkeypatch, set_executor, toolkit, capsys):
+    set_executor("npu")
+    toolkit()
     _hide(monkeypatch, "torch_npu")
-    assert "torch_npu" in ascend.unavailable_reason()
+    monkeypatch.setenv("COLUMNS", "1000")  # no cell is wrapped
+    assert cli.main(["doctor"]) == 0
+    needed = f"running on an NPU needs torch_npu, which is not installed; {_COMPILER}, which"
+    printed = capsys.readouterr().out
+    assert needed in printed
+    assert f"; {_LINKER}, which" in printed
+    assert "UNIKERNELS_ASCEND_EXECUTOR=sim" in printed
+
+
+def test_doctor_says_which_tools_an_npu_uses(ascend, toolkit, npu):
+    toolkit(("cann/bin/bisheng", "cann/bin/ld.lld"), BISHENG_HOME="cann")
+    details = ascend.details()
+    assert details["compiler"].endswith("cann/bin/bisheng")
+    assert details["linker"].endswith("cann/bin/ld.lld")
+    assert "hazard checks" not in details
+
+
+def test_an_npu_that_is_not_there_is_the_reason(monkeypatch, ascend, npu):
+    monkeypatch.setattr(torch.npu, "is_available", lambda: False)
+    assert "torch_npu sees none" in ascend.unavailable_reason()
 
 
 def test_simulator_is_automatic_without_npu_but_never_for_cpu_tensors(monkeypatch, set_executor, ascend):
@@ -80,26 +161,6 @@ def test_cpu_tensors_meet_a_forced_npu(set_executor):
     set_executor("npu")
     with pytest.raises(InvalidArgumentError, match="UNIKERNELS_ASCEND_EXECUTOR=npu runs tensors on 'npu'"):
         executor.executor_for(torch.empty(1))
-
-
-def test_npu_executor_compiles_each_variant_once(monkeypatch):
-    """A stand-in for TileLang's compiler: what it is given, and that launches pass the arguments on in order."""
-    from unikernels.backends.ascend.runtime import kernel, npu
-
-    compiled, launched = [], []
-    stand_in = types.ModuleType("tilelang")
-    stand_in.compile = lambda program, target: compiled.append((program, target)) or (lambda *a: launched.append(a))
-    monkeypatch.setitem(sys.modules, "tilelang", stand_in)
-    monkeypatch.setattr(kernel.Kernel, "build", lambda self: self.program)
-    monkeypatch.setattr(npu.NpuExecutor, "num_cores", lambda self: 4)
-    runner = npu.NpuExecutor()
-    a, b = torch.zeros(2), torch.zeros(3)
-    for variant, given in (("one", (a, b, 0.5)), ("one", (b, a, 2)), ("two", (a,))):
-        runner.run(kernel.Kernel("gemm", variant), *given)
-    assert compiled == [("gemm", "ascend")] * 2
-    assert launched == [(a, b, 0.5), (b, a, 2), (a,)]
-    runner.build(kernel.Kernel("gemm", "three"))
-    assert len(compiled) == len(launched) == 3
 
 
 def test_calls_launch_nothing_but_their_kernels(ascend):
