@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ import torch
 
 import unikernels as uk
 from unikernels import _registry
+from unikernels.errors import UnsupportedOperationError
 
-FOLDER = Path(__file__).parents[1] / "examples" / "deepseek_block"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples" / "deepseek_block"
+ON_ASCEND = "UNIKERNELS_BACKEND=ascend UNIKERNELS_FALLBACK=cpu python examples/deepseek_block/run.py"
 PROMPTS = (70, 1, 9)
 
 
@@ -71,12 +75,42 @@ def test_block_keeps_its_limits(example, backend):
         assert _failures(example) == set()
 
 
-@pytest.mark.filterwarnings("ignore:.*UNIKERNELS_FALLBACK computes it on 'cpu':RuntimeWarning")
-def test_gemms_of_the_block_run_on_ascend(example, monkeypatch):
-    """Projections and experts run as Ascend kernels, checks on; operations the backend lacks come from the CPU backend."""
+def _skip_without_ascend():
     reason = _registry.available_backends().get("ascend", "it is not installed")
     if reason is not None:
         pytest.skip(f"backend 'ascend' cannot run here: {reason}")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/ascend.md", "examples/deepseek_block/run.py"])
+def test_pages_show_the_command_for_ascend(page):
+    assert ON_ASCEND in (ROOT / page).read_text()
+
+
+def test_command_for_ascend_falls_back_where_the_page_says():
+    _skip_without_ascend()
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    done = subprocess.run(ON_ASCEND, shell=True, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all stages keep their limits" in done.stdout
+    reported = re.findall(r"RuntimeWarning: (\w+): .* UNIKERNELS_FALLBACK computes it on 'cpu'", done.stderr)
+    page = (ROOT / "docs" / "ascend.md").read_text()
+    (sentence,) = re.findall(r"included, are Ascend kernels\.(.*?)come from the CPU backend", page, re.DOTALL)
+    assert sorted(reported) == sorted(re.findall(r"`(\w+)`", sentence))
+
+
+def test_refusal_on_ascend_says_how_to_go_on(example):
+    _skip_without_ascend()
+    advice = (
+        "does not implement 'hc_prenorm_gemm'.*set UNIKERNELS_FALLBACK=cpu: 'cpu' then computes what 'ascend' cannot"
+    )
+    with uk.use_backend("ascend"), pytest.raises(UnsupportedOperationError, match=advice):
+        _failures(example)
+
+
+@pytest.mark.filterwarnings("ignore:.*UNIKERNELS_FALLBACK computes it on 'cpu':RuntimeWarning")
+def test_gemms_of_the_block_run_on_ascend(example, monkeypatch):
+    """Projections and experts run as Ascend kernels, checks on; operations the backend lacks come from the CPU backend."""
+    _skip_without_ascend()
     from unikernels.backends.ascend.runtime.simulated import recorded_reports
 
     with monkeypatch.context() as patch:

@@ -103,6 +103,7 @@ def test_missing_operation_names_backend_and_alternatives(tmp_path):
     code, text = _python(site, CALL, UNIKERNELS_BACKEND="tiny")
     assert code == 1
     assert re.search(r"backend 'tiny' does not implement 'gemm'\. Backends that do: .*cpu.*, reference\.", text)
+    assert "Choose one with use_backend(...), or set UNIKERNELS_FALLBACK=cpu: 'cpu' then computes what 'tiny'" in text
 
 
 def test_fallback_only_when_asked_and_reported_once(tmp_path):
@@ -143,6 +144,7 @@ def test_limits_inside_an_operation_are_refused_with_the_reason(tmp_path):
     code, text = _python(site, CALL, UNIKERNELS_BACKEND="tiny")
     assert code == 1
     assert "gemm: backend 'tiny' cannot: m is even" in text
+    assert "or set UNIKERNELS_FALLBACK=cpu: 'cpu' then computes what 'tiny' cannot, and nothing else." in text
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,31 @@ def backends_with(operation: str) -> list[str]:
     return sorted(name for name, known in discover().backends.items() if known.implements(operation))
 
 
+def remedy(operation: str, refusing: Backend) -> str:
+    """Return what to do about a refusal, as a sentence with a space before it; empty if no other backend has the operation."""
+    others = [name for name in backends_with(operation) if name != refusing.name]
+    if not others:
+        return ""
+    fallback = _fallback_for(refusing, others)
+    if fallback is None:
+        return " Choose one with use_backend(...)."
+    return (
+        f" Choose one with use_backend(...), or set UNIKERNELS_FALLBACK={fallback}: '{fallback}' then computes what "
+        f"'{refusing.name}' cannot, and nothing else."
+    )
+
+
+def _fallback_for(refusing: Backend, names: list[str]) -> str | None:
+    """Return which of `names` takes the same tensors and can run here, first of all one that ``auto`` would choose."""
+    if not refusing.device_types:
+        return None
+    device_type, known = refusing.device.type, discover().backends
+    for name in sorted(names, key=lambda name: device_type not in known[name].auto_device_types):
+        if device_type in known[name].device_types and known[name].unavailable_reason() is None:
+            return name
+    return None
+
+
 def selected() -> str:
     """Return the name in force: context, then process, then UNIKERNELS_BACKEND; possibly ``auto``."""
     return _in_context.get() or _process_choice or environment.read("UNIKERNELS_BACKEND")
@@ -258,7 +283,8 @@ def _bind(operation: str, name: str, device_type: str) -> Callable[[Any], Any]:
             return method(problem)  # raises, naming the backends that have it
         others = ", ".join(other for other in backends_with(operation) if other != chosen.name)
         raise UnsupportedOperationError(
-            f"{operation}: backend '{chosen.name}' cannot: {reason}. Other backends with this operation: {others}."
+            f"{operation}: backend '{chosen.name}' cannot: {reason}. Other backends with this operation: {others or 'none'}."
+            f"{remedy(operation, chosen)}"
         )
 
     return run

@@ -295,12 +295,11 @@ class Backend:
         """Return whether this class overrides the method of `operation`."""
         return getattr(cls, operation) is not getattr(Backend, operation)
 
-    def _missing(
-        self, operation: str, remedy: str = "Choose one with use_backend(...) or set UNIKERNELS_FALLBACK."
-    ) -> UnsupportedOperationError:
-        from ._registry import backends_with  # the registry imports this module
+    def _missing(self, operation: str, how_to_choose: str | None = None) -> UnsupportedOperationError:
+        from ._registry import backends_with, remedy  # the registry imports this module
 
         others = ", ".join(backends_with(operation)) or "none"
+        advice = remedy(operation, self) if how_to_choose is None else f" {how_to_choose}"
         return UnsupportedOperationError(
-            f"backend '{self.name}' does not implement '{operation}'. Backends that do: {others}. {remedy}"
+            f"backend '{self.name}' does not implement '{operation}'. Backends that do: {others}.{advice}"
         )

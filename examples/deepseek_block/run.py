@@ -1,7 +1,11 @@
 """Prefill some prompts, decode some tokens, and compare every stage of the block with its float32 version.
 
-Run it with ``python examples/deepseek_block/run.py``; UNIKERNELS_BACKEND chooses the backend. Exits with 1 if any stage is
-further from the float32 version than its limit.
+Run it with ``python examples/deepseek_block/run.py``; UNIKERNELS_BACKEND chooses the backend. A backend that lacks some of
+the operations needs another one to compute those:
+
+    UNIKERNELS_BACKEND=ascend UNIKERNELS_FALLBACK=cpu python examples/deepseek_block/run.py
+
+Exits with 1 if any stage is further from the float32 version than its limit.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from unikernels.backends.ascend.programs.gemm_variant import GemmForm, Packed, T
 from unikernels.backends.ascend.programs.variants import KGroupedVariant, MGroupedVariant
 from unikernels.backends.ascend.runtime import executor
 from unikernels.backends.ascend.runtime.kernel import Kernel
+from unikernels.backends.ascend.runtime.toolchain import find_bisheng, find_linker
 from unikernels.backends.ascend.simulator.cache import Cache
 from unikernels.backends.ascend.simulator.lowering import lower
-from unikernels.backends.ascend.runtime.toolchain import find_bisheng, find_linker
 from unikernels.errors import BackendUnavailableError, InvalidArgumentError
 
 
