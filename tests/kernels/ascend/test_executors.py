@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import gc
 import importlib.util
 import subprocess
 import sys
@@ -252,7 +253,11 @@ def _thread_seconds(work):
 
 def _slowdown():
     """How much longer processor time is now: cores share caches and pipes with whatever else runs. At least 1."""
-    found = min(_thread_seconds(lambda: list(ast.walk(ast.parse(_SOME_WORK)))) for _ in range(3))
+    gc.disable()  # what else lives in this process must not count
+    try:
+        found = min(_thread_seconds(lambda: list(ast.walk(ast.parse(_SOME_WORK)))) for _ in range(3))
+    finally:
+        gc.enable()
     return max(1.0, found / _IDLE_S)
 
 
@@ -271,11 +276,11 @@ def _slowest_to_lower():
     "kernel", list(_slowest_to_lower()), ids=["m-grouped", "k-grouped-add", "k-grouped-accumulate"]
 )
 def test_lowering_keeps_to_its_aim(ascend, tmp_path, kernel):
-    """Processor time as on an idle core, from Python function to Ascend C; the better of two attempts counts."""
+    """Processor time as on an idle core, from Python function to Ascend C; the best of three attempts counts."""
     import tilelang  # noqa: F401  (its import is no lowering)
 
     attempts = []
-    for attempt in ("first", "second"):
+    for attempt in ("first", "second", "third"):
         cache, before = Cache(tmp_path / attempt), _slowdown()
         seconds = _thread_seconds(lambda cache=cache: lower(kernel.build(), None, cache))
         attempts.append(seconds / ((before + _slowdown()) / 2))
