@@ -32,7 +32,10 @@ def test_parity(operation, case, backend):
 
 
 def test_case_ids_are_unique():
-    ids = [(operation.name, case.id) for operation, case in parity.select(levels=("smoke", "edge", "full", "bench"))]
+    ids = [
+        (operation.name, case.id)
+        for operation, case in parity.select(levels=("smoke", "edge", "full", "bench", "large"))
+    ]
     assert len(ids) == len(set(ids))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .operations import Case, Operation
     from .parity import Result
 
-_LEVELS = ("smoke", "edge", "full", "bench")
+_LEVELS = ("smoke", "edge", "full", "bench", "large")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

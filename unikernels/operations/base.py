@@ -39,7 +39,7 @@ class Case:
         tolerance: largest accepted `calc_diff` against the reference; 0 asks for equal bits.
         cost: work of the call.
         levels: sets the case belongs to: ``smoke`` (seconds, every backend), ``full``, ``edge`` (empty and unaligned
-            sizes), ``bench``.
+            sizes), ``bench``, ``large`` (sizes of ``bench`` that only models of time are asked about).
     """
 
     id: str

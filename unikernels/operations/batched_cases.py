@@ -250,7 +250,23 @@ def _bench() -> Iterator[Case]:
         yield _Einsum("bhr,hdr->bhd", b, 128, 512, 128).case("bench")
 
 
+def _large() -> Iterator[Case]:
+    """Sizes of models for every operand type and layout that `_bench` does not time: models of time are asked, nothing runs."""
+    sizes = (128, 16, 4096, 1024)
+    for expr in (*_PER_TOKEN, _WEIGHT):
+        out = torch.float32 if expr == _WEIGHT else torch.bfloat16
+        yield _Einsum(expr, *sizes, ScaleForm.INT32_MX, out=out).case("large")
+        if expr != _PER_TOKEN[0]:
+            yield _Einsum(expr, *sizes, out=out).case("large")
+            yield _Einsum(expr, *sizes, ScaleForm.INT16_MX, out=out).case("large")
+    yield _Einsum(_PER_TOKEN[0], *sizes, ScaleForm.FP32_MX).case("large")
+    yield _Reduction(64, 128, 4096, 1024, torch.float32).case("large")
+    for name in ("syrk", "symm"):
+        for dtype in (torch.bfloat16, torch.float32):
+            yield _Symmetric(name, 4, 2048, 2048, dtype).case("large")
+
+
 @functools.cache
 def batched_cases() -> tuple[Case, ...]:
     """Return all cases of the batched GEMM."""
-    return (*_smoke(), *_edge(), *_full(), *_bench())
+    return (*_smoke(), *_edge(), *_full(), *_bench(), *_large())

@@ -153,7 +153,20 @@ def _bench() -> Iterator[Case]:
         yield _bf16_case(m, 4096, 7168, "nt", torch.bfloat16, False, "bench")
 
 
+def _large() -> Iterator[Case]:
+    """Sizes of models for every operand type and layout that `_bench` does not time: models of time are asked, nothing runs."""
+    m, n, k = 512, 4096, 7168
+    for a_kind, b_kind in _KIND_PAIRS:
+        for form in (ScaleForm.FP32_MX, ScaleForm.INT32_MX):
+            yield _Dense(a_kind, b_kind, m, n, k, form).case("large")
+    yield _Dense("fp4", "fp8", m, n, k, ScaleForm.INT16_MX).case("large")
+    yield _Dense("fp8", "fp8", m, n, k, ScaleForm.INT32_128).case("large")
+    for layout in _LAYOUTS[1:]:
+        yield _Dense("fp8", "fp4", m, n, k, ScaleForm.INT16_MX, layout).case("large")
+        yield _bf16_case(m, n, k, layout, torch.bfloat16, False, "large")
+
+
 @functools.cache
 def gemm_cases() -> tuple[Case, ...]:
     """Return all cases of the dense GEMM."""
-    return (*_smoke(), *_edge(), *_full(), *_bench(), *gemm_store_cases())
+    return (*_smoke(), *_edge(), *_full(), *_bench(), *_large(), *gemm_store_cases())

@@ -191,7 +191,21 @@ def _bench() -> Iterator[Case]:
         yield _KGrouped("bf16", "bf16", 1024, 2048, sizes).case("bench")
 
 
+def _large() -> Iterator[Case]:
+    """Sizes of models for every operand type and layout that `_bench` does not time: models of time are asked, nothing runs."""
+    m, n, sizes = 1024, 2048, (1024,) * 4
+    yield _KGrouped("bf16", "bf16", m, n, sizes, is_psum=True).case("large")
+    for is_psum in (False, True):
+        for form in (ScaleForm.FP32_MX, ScaleForm.INT32_MX):
+            yield _KGrouped("fp8", "fp8", m, n, sizes, form, is_psum=is_psum).case("large")
+        yield _KGrouped("fp8", "fp4", m, n, sizes, ScaleForm.INT16_MX, is_psum=is_psum).case("large")
+        yield _KGrouped("fp4", "fp4", m, n, sizes, ScaleForm.INT32_MX, "nt", is_psum=is_psum).case("large")
+        yield _KGrouped("fp8", "fp8", m, n, sizes, ScaleForm.INT16_MX, "nt", is_psum=is_psum).case("large")
+    yield _KGrouped("fp8", "fp8", m, n, sizes, ScaleForm.INT16_MX, is_psum=True).case("large")
+    yield _KGrouped("fp8", "fp8", m, n, sizes, ScaleForm.FP32_MX, "flat").case("large")
+
+
 @functools.cache
 def k_grouped_cases() -> tuple[Case, ...]:
     """Return all cases of the GEMM grouped along K."""
-    return (*_smoke(), *_edge(), *_full(), *_bench())
+    return (*_smoke(), *_edge(), *_full(), *_bench(), *_large())

@@ -215,7 +215,22 @@ def _bench() -> Iterator[Case]:
             yield _Grouped(kind, "bf16", "bf16", sizes, 2048, 2048).case("bench")
 
 
+def _large() -> Iterator[Case]:
+    """Sizes of models for every operand type and layout that `_bench` does not time: models of time are asked, nothing runs."""
+    sizes, n, k = (256,) * 8, 2048, 2048
+    for kind in _KINDS:
+        yield _Grouped(kind, "fp4", "fp4", sizes, n, k, ScaleForm.INT32_MX).case("large")
+    for kind in (_KINDS[0], _KINDS[2]):
+        yield _Grouped(kind, "fp8", "fp8", sizes, n, k, ScaleForm.FP32_MX).case("large")
+    for b_kind in ("fp8", "fp4"):
+        yield _Grouped("index", "fp8", b_kind, sizes, n, k, ScaleForm.INT16_MX).case("large")
+    yield _Grouped("index", "bf16", "bf16", sizes, n, k).case("large")
+    for kind in _KINDS[:2]:
+        yield _Grouped(kind, "bf16", "bf16", sizes, n, k, b_layout="nn").case("large")
+        yield _Grouped(kind, "fp8", "fp4", sizes, n, k, ScaleForm.INT32_MX, b_layout="nn").case("large")
+
+
 @functools.cache
 def m_grouped_cases() -> tuple[Case, ...]:
     """Return all cases of the GEMM grouped along M."""
-    return (*_smoke(), *_edge(), *_full(), *_bench())
+    return (*_smoke(), *_edge(), *_full(), *_bench(), *_large())

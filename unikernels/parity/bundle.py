@@ -128,7 +128,7 @@ def check(
     return header, results
 
 
-_ALL_LEVELS = ("smoke", "edge", "full", "bench")
+_ALL_LEVELS = ("smoke", "edge", "full", "bench", "large")
 
 
 def _restride(path: Path, tensor: Tensor, stride: list[int]) -> Tensor:
