@@ -1,8 +1,8 @@
-"""Evidence about the Ascend kernels, for docs/ascend.md: what was lowered, simulated and predicted. Used by generate.py."""
+"""Evidence about the Ascend GEMMs, for docs/ascend.md: what was lowered, simulated and predicted. Used by generate.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import unikernels
@@ -18,13 +18,14 @@ BACKEND = "ascend"
 
 @dataclass
 class Row:
-    """Cases of one operation with the same operand types and layout.
+    """Cases of one operation with the same operand types and layout, or runs of one program on the same form of input.
 
     Attributes:
         kernels: distinct kernels that were lowered, compiled and run, hazard checks on.
         exact, close, refused, failed: numbers of cases: every bit as the float64 reference rounded once; within tolerance;
             not supported, with a reason; anything else, hazards included.
-        predicted: what the model says about the largest benchmark case; empty where there is none.
+        predicted: what the model says about one problem; empty where nothing ran.
+        size: of that problem.
     """
 
     kernels: set[str] = field(default_factory=set)
@@ -33,22 +34,70 @@ class Row:
     refused: int = 0
     failed: int = 0
     predicted: str = ""
+    size: str = ""
 
-    def add(self, result: Result, reports: list[Report]) -> None:
-        """Count a case and the kernels that it ran."""
+    def note_kernels(self, reports: Sequence[Report]) -> None:
+        """Take down the kernels of a run."""
         self.kernels |= {str(recording.library) for report in reports for recording in report.recordings}
-        if result.status == "unsupported":
-            self.refused += 1
-        elif result.status != "passed":
-            self.failed += 1
-        elif all(one.num_bit_mismatches == 0 for one in result.outputs.values()):
-            self.exact += 1
-        else:
-            self.close += 1
+
+    def predict(self, work: float, unit: str, size: str, reports: Sequence[Report]) -> None:
+        """Take down the predicted rate of all kernels of a run, and the busiest pipe or memory of its longest.
+
+        Args:
+            work: of the run, so that work per microsecond is in `unit`.
+        """
+        longest = max(reports, key=lambda report: report.time_us)
+        rate = work / sum(report.time_us for report in reports)
+        number = f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+        use = longest.utilisation[longest.critical_pipe]
+        self.predicted, self.size = f"{number} {unit}, {longest.critical_pipe} {use:.0%}", size
 
     def as_json(self) -> dict[str, int | str]:
         """Return plain data; kernels become their number."""
         return {**vars(self), "kernels": len(self.kernels)}
+
+
+class Gemms:
+    """Rows of the operations, by operation, operand types and layout."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self._flops: dict[str, float] = {}  # of the problem that a row's prediction is about
+
+    def add(self, result: Result, reports: list[Report]) -> None:
+        """Count a case and the kernels that it ran; the largest is the one that a row predicts."""
+        key = case_key(result.operation, result.case)
+        row = self.rows.setdefault(key, Row())
+        row.note_kernels(reports)
+        if result.status == "unsupported":
+            row.refused += 1
+        elif result.status != "passed":
+            row.failed += 1
+        elif all(one.num_bit_mismatches == 0 for one in result.outputs.values()):
+            row.exact += 1
+        else:
+            row.close += 1
+        if reports and result.status == "passed" and result.case.cost.flops > self._flops.get(key, 0):
+            self._predict(key, result.case, reports)
+
+    def add_large_problems(self) -> None:
+        """Predict the largest case of a benchmark's size instead, for each row that has one."""
+        largest: dict[str, tuple[str, Case]] = {}
+        for operation, case in parity.select(levels=("bench", "large")):
+            key = case_key(operation.name, case)
+            if key in self.rows and self.rows[key].kernels:
+                best = largest.get(key)
+                if best is None or case.cost.flops > best[1].cost.flops:
+                    largest[key] = operation.name, case
+        for key, (_, case) in largest.items():
+            tensors = case.tensors()
+            with _registry.use_only(BACKEND), timing_only(), recorded_reports() as reports:
+                case.run(unikernels, tensors)
+            self._predict(key, case, reports)
+
+    def _predict(self, key: str, case: Case, reports: list[Report]) -> None:
+        self._flops[key] = case.cost.flops
+        self.rows[key].predict(case.cost.flops / 1e6, "TFLOPS", case.labels["shape"], reports)
 
 
 def case_key(operation: str, case: Case) -> str:
@@ -64,37 +113,17 @@ def recorded(results: Iterator[Result]) -> Iterator[tuple[Result, list[Report]]]
             reports.clear()
 
 
-def add_predictions(rows: dict[str, Row]) -> None:
-    """Fill in what the model predicts for the largest benchmark case of each row that has one."""
-    largest: dict[str, tuple[str, Case]] = {}
-    for operation, case in parity.select(levels=("bench",)):
-        key = case_key(operation.name, case)
-        if key in rows and rows[key].kernels:
-            best = largest.get(key)
-            if best is None or case.cost.flops > best[1].cost.flops:
-                largest[key] = operation.name, case
-    for key, (_, case) in largest.items():
-        tensors = case.tensors()
-        with _registry.use_only(BACKEND), timing_only(), recorded_reports() as reports:
-            case.run(unikernels, tensors)
-        time_us = sum(report.time_us for report in reports)
-        main = max(reports, key=lambda report: report.time_us)
-        use = main.utilisation[main.critical_pipe]
-        rows[key].predicted = f"{case.cost.flops / time_us / 1e6:.0f} TFLOPS, {main.critical_pipe} {use:.0%}"
-
-
-def kernel_table(rows: dict[str, dict]) -> str:
-    """Return the table of docs/ascend.md."""
+def table(names: Sequence[str], rows: dict[str, dict]) -> str:
+    """Return a table of docs/ascend.md; `names` head the columns that the keys of `rows` fill."""
     lines = [
-        "| operation | operands | layout | kernels lowered | simulated: exact / close / refused | hazards | predicted |",
-        "|---|---|---|---|---|---|---|",
+        f"| {' | '.join(names)} | kernels lowered | simulated: exact / close / refused | hazards | predicted | size |",
+        "|---" * (len(names) + 5) + "|",
     ]
     for key, row in rows.items():
         counts = f"{row['exact']} / {row['close']} / {row['refused']}"
         hazards = f"**{row['failed']} failed**" if row["failed"] else "none" if row["kernels"] else "-"
-        lines.append(
-            f"| `{key.replace(' | ', '` | ', 1)} | {row['kernels']} | {counts} | {hazards} | {row['predicted']} |"
-        )
+        cells = (row["kernels"], counts, hazards, row["predicted"], row["size"])
+        lines.append(f"| `{key.replace(' | ', '` | ', 1)} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 

@@ -1,18 +1,19 @@
 """Write the generated documents: docs/environment.md, docs/evidence.json and the tables in README.md and docs/ascend.md.
 
-Run `make docs` after changing operations, cases, backends or environment variables; tests/test_docs.py says when it is
-due. Evidence is produced by running parity, never typed.
+Run `make docs` after changing operations, cases, backends, Ascend programs, the timing model or environment variables;
+tests/test_docs.py says when it is due. Evidence is produced by running parity, never typed.
 """
 
 from __future__ import annotations
 
 import collections
-import hashlib
 import json
 import sys
 from pathlib import Path
 
 import ascend_evidence
+import ascend_helpers
+import fingerprint
 
 from unikernels import _registry, environment, parity
 from unikernels.operations import ALL
@@ -34,10 +35,10 @@ def environment_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def fingerprint() -> str:
-    """Return a digest of all case ids the evidence covers; evidence with another one is out of date."""
-    ids = [f"{operation.name}/{case.id}" for operation, case in parity.select(levels=LEVELS)]
-    return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
+def covered() -> dict:
+    """Return digests of what the evidence covers, cases and sources; evidence with other ones is out of date."""
+    names = [f"{operation.name}/{case.id}" for operation, case in parity.select(levels=LEVELS)]
+    return {"cases": fingerprint.of_names(names), "sources": fingerprint.of_sources()}
 
 
 def evidence(backends: list[str]) -> dict:
@@ -46,15 +47,14 @@ def evidence(backends: list[str]) -> dict:
     For the Ascend kernels, also row by row what was lowered, simulated and predicted.
     """
     table: dict[str, dict] = {}
-    kernels: dict[str, ascend_evidence.Row] = {}
+    gemms = ascend_evidence.Gemms()
     installed = _registry.discover().backends
     for result, reports in ascend_evidence.recorded(parity.run(parity.select(levels=LEVELS), backends)):
         # Empty problems end before any backend: they prove nothing about one that lacks the operation.
         if not installed[result.backend].implements(result.operation):
             continue
         if result.backend == ascend_evidence.BACKEND:
-            key = ascend_evidence.case_key(result.operation, result.case)
-            kernels.setdefault(key, ascend_evidence.Row()).add(result, reports)
+            gemms.add(result, reports)
         row = table.setdefault(result.operation, {}).setdefault(
             result.backend, {"passed": 0, "failed": 0, "unsupported": 0, "dtypes": [], "worst_calc_diff": 0.0}
         )
@@ -66,11 +66,12 @@ def evidence(backends: list[str]) -> dict:
             row["worst_calc_diff"] = max(row["worst_calc_diff"], float(f"{max(worst, 0.0):.0e}"))
         elif status == "failed":
             print(f"{result.operation} {result.case.id} on {result.backend}: {result.message}", file=sys.stderr)
-    ascend_evidence.add_predictions(kernels)
+    gemms.add_large_problems()
     return {
-        "cases": fingerprint(),
+        **covered(),
         "operations": table,
-        "ascend_kernels": {key: row.as_json() for key, row in kernels.items()},
+        "ascend_kernels": {key: row.as_json() for key, row in gemms.rows.items()},
+        "ascend_helpers": {key: row.as_json() for key, row in ascend_helpers.helper_rows().items()},
         "ascend_published": ascend_evidence.published(),
     }
 
@@ -105,12 +106,19 @@ def with_table(page: str, name: str, table: str) -> str:
     return f"{before}{begin}\n{table}\n{_END}{after}"
 
 
+def rows_of(found: dict) -> list[dict]:
+    """Return every row that counts failures."""
+    operations = [row for rows in found["operations"].values() for row in rows.values()]
+    return [*operations, *found["ascend_kernels"].values(), *found["ascend_helpers"].values()]
+
+
 def pages(found: dict) -> dict[Path, dict[str, str]]:
     """Return the generated tables of each page, by the name of the part they fill."""
     return {
         ROOT / "README.md": {"evidence": evidence_table(found)},
         ROOT / "docs" / "ascend.md": {
-            "kernels": ascend_evidence.kernel_table(found["ascend_kernels"]),
+            "kernels": ascend_evidence.table(("operation", "operands", "layout"), found["ascend_kernels"]),
+            "helpers": ascend_evidence.table(("program", "form"), found["ascend_helpers"]),
             "published": ascend_evidence.published_table(found["ascend_published"]),
         },
     }
@@ -128,7 +136,7 @@ def main() -> int:
             text = with_table(text, name, table)
         page.write_text(text, encoding="utf-8")
     (ROOT / "docs" / "environment.md").write_text(environment_page(), encoding="utf-8")
-    return int(any(row["failed"] for rows in found["operations"].values() for row in rows.values()))
+    return int(any(row["failed"] for row in rows_of(found)))
 
 
 if __name__ == "__main__":
