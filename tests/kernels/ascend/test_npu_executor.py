@@ -71,9 +71,9 @@ class Device:
         self.launches.append(Launch(source, symbol.decode(), num_blocks, ctypes.string_at(arguments, argument_bytes)))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def toolkit(tmp_path_factory):
-    """A folder like CANN's, with the stand-ins; TileLang loads AscendCL once per process."""
+    """A folder like CANN's, with the stand-ins; one per process, because TileLang loads AscendCL once."""
     if importlib.util.find_spec("torch_npu") is not None:
         pytest.skip("torch_npu is installed, so that TileLang would find the real AscendCL")
     folder = tmp_path_factory.mktemp("toolkit")
