@@ -119,6 +119,7 @@ def _rows() -> Iterator[Case]:
         yield _GatheredRows(layout, (300, 128), 64, 96).case("full")
         yield _GatheredRows(layout, (1,), 1, 1).case("edge", "full")
         yield _GatheredRows(layout, (64,) * 8, 512, 512, 256).case("bench")
+        yield _GatheredRows(layout, (512,) * 4, 2048, 2048, 2048).case("large")
 
 
 def _k() -> Iterator[Case]:
@@ -128,6 +129,7 @@ def _k() -> Iterator[Case]:
             yield _GatheredK(gathers, (0, 0), 3, 2, accumulates).case("edge", "full")
             yield _GatheredK(gathers, (1, 130), 1, 1, accumulates, torch.bfloat16).case("edge", "full")
         yield _GatheredK(gathers, (256,) * 4, 256, 512, True, num_source_rows=512).case("bench")
+        yield _GatheredK(gathers, (1024,) * 4, 1024, 2048, True, num_source_rows=2048).case("large")
 
 
 @functools.cache
