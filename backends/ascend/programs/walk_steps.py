@@ -10,6 +10,7 @@ from typing import Any
 
 import tilelang.ascend.language as T
 
+from .gemm_steps import always_conflict
 from .gemm_variant import GemmVariant
 
 BAND = 8  # tiles of M that cores work on side by side, so that they share tiles of B in L2
@@ -53,4 +54,5 @@ def banded(variant: GemmVariant, index: Any, rows: Any, columns: Any, start: Any
         height = T.min(rows - band, BAND)
         m = start + (band + place % height) * variant.tiles.m
         n = place // height * variant.tiles.n
+    always_conflict(m, n, band, place, height)
     return m, n
