@@ -1,14 +1,17 @@
 """Processor time of lowering every Ascend GEMM kernel that the default parity cases need, nothing taken from disk.
 
-One JSON line per program, slowest kernel named, and one for all. Run: python benchmarks/ascend_lowering.py
+One JSON line per program, slowest kernel named, and one for all.
+Run: python benchmarks/ascend_lowering.py [LEVEL ...]   (of cases; default: smoke edge)
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import unikernels
@@ -23,10 +26,10 @@ from unikernels.errors import UnsupportedOperationError
 TARGET_S = 3.0
 
 
-def gemm_kernels() -> list[Kernel]:
-    """Return the kernels with a multiplication."""
+def gemm_kernels(levels: Sequence[str]) -> list[Kernel]:
+    """Return the kernels with a multiplication that cases of these levels need."""
     with unikernels.use_backend("ascend"), collected_kernels() as kernels:
-        for operation, case in parity.select(levels=("smoke", "edge")):
+        for operation, case in parity.select(levels=levels):
             if _registry.backend("ascend").implements(operation.name):
                 try:
                     case.run(unikernels, case.tensors())
@@ -55,7 +58,7 @@ def report(name: str, times: dict[Kernel, float]) -> None:
 
 def main() -> None:
     """Print one line per program."""
-    kernels = gemm_kernels()
+    kernels = gemm_kernels(sys.argv[1:] or ("smoke", "edge"))
     seconds(kernels[0])  # the first one imports TileLang
     times = {kernel: seconds(kernel) for kernel in kernels}
     for program in dict.fromkeys(kernel.program for kernel in kernels):
