@@ -58,7 +58,10 @@ def report(name: str, times: dict[Kernel, float]) -> None:
 
 def main() -> None:
     """Print one line per program."""
-    kernels = gemm_kernels(sys.argv[1:] or ("smoke", "edge"))
+    levels = sys.argv[1:] or ("smoke", "edge")
+    kernels = gemm_kernels(levels)
+    if not kernels:
+        raise SystemExit(f"no GEMM case has a level of {levels}")
     seconds(kernels[0])  # the first one imports TileLang
     times = {kernel: seconds(kernel) for kernel in kernels}
     for program in dict.fromkeys(kernel.program for kernel in kernels):
