@@ -20,12 +20,11 @@ from rich.table import Table
 
 from . import _registry
 from .errors import UnikernelsError
+from .operations import LEVELS
 
 if TYPE_CHECKING:
     from .operations import Case, Operation
     from .parity import Result
-
-_LEVELS = ("smoke", "edge", "full", "bench", "large")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_selection(parser: argparse.ArgumentParser, level: str = "smoke") -> None:
     parser.add_argument("--op", action="append", help="canonical operation; may be repeated (default: all)")
-    parser.add_argument("--level", action="append", choices=_LEVELS, help=f"set of cases (default: {level})")
+    parser.add_argument("--level", action="append", choices=LEVELS, help=f"set of cases (default: {level})")
     parser.add_argument("-k", dest="pattern", default="", help="only cases whose id contains this text")
     parser.set_defaults(default_level=level)
 

@@ -1,6 +1,6 @@
 """The canonical operations: `ALL` is the one table from which tests, reports, benchmarks and doctor derive."""
 
-from .base import Case, Cost, Operation
+from .base import LEVELS, Case, Cost, Operation
 from .batched import BATCHED_GEMM, BatchedGemmProblem
 from .gathered import (
     GATHERED_K_GROUPED_GEMM,
@@ -52,6 +52,7 @@ __all__ = [
     "GEMM",
     "HC_PRENORM",
     "K_GROUPED_GEMM",
+    "LEVELS",
     "MEGA_GATE",
     "MEGA_MHC",
     "MEGA_MOE",

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+#: Sets of cases, see `Case.levels`.
+LEVELS = ("smoke", "edge", "full", "bench", "large")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ParityError, UnsupportedOperationError
-from ..operations import Case, Operation
+from ..operations import LEVELS, Case, Operation
 from . import runner
 
 FORMAT_VERSION = 1
@@ -110,7 +110,7 @@ def check(
         ParityError: the bundle cannot be trusted, or names cases this version does not know.
     """
     header, tensors = load(path)
-    known = {(operation.name, case.id): (operation, case) for operation, case in runner.select(levels=_ALL_LEVELS)}
+    known = {(operation.name, case.id): (operation, case) for operation, case in runner.select(levels=LEVELS)}
     missing = [f"{name}/{case}" for name, case, _ in header["entries"] if (name, case) not in known]
     if missing:
         raise ParityError(f"{path}: {len(missing)} cases are unknown to this version, the first is {missing[0]}.")
@@ -126,9 +126,6 @@ def check(
         results.append(runner.judge(operation, case, backend, functools.partial(dict, expected), factor, inputs))
         progress()
     return header, results
-
-
-_ALL_LEVELS = ("smoke", "edge", "full", "bench", "large")
 
 
 def _restride(path: Path, tensor: Tensor, stride: list[int]) -> Tensor:
