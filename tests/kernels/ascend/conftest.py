@@ -40,6 +40,25 @@ def launched(monkeypatch) -> list[Kernel]:
     return kernels
 
 
+class _Recorder:
+    """An executor of four cores that keeps what it is given, as (variant, arguments), and runs nothing."""
+
+    def __init__(self) -> None:
+        self.launched = []
+
+    def num_cores(self) -> int:
+        return 4
+
+    def run(self, kernel, *arguments) -> None:
+        self.launched.append((kernel.variant, arguments))
+
+
+@pytest.fixture
+def recorder() -> _Recorder:
+    """An executor for tensors without data."""
+    return _Recorder()
+
+
 @pytest.fixture
 def force_tiles(monkeypatch):
     """A function (m, n, bytes along K) that makes GEMMs take these tiles, as if the table of tuned ones named them.

@@ -140,22 +140,13 @@ def test_float32_scales_that_are_no_powers_of_two_are_refused_as_ever(ascend):
         call("compact", spoil=True)
 
 
-def test_nothing_waits_for_a_device():
+def test_nothing_waits_for_a_device(recorder):
     """Tensors without data stand in for an NPU's: reading a value from them fails. Not run on hardware."""
-    launched = []
-
-    class Recorder:
-        def num_cores(self):
-            return 4
-
-        def run(self, kernel, *arguments):
-            launched.append((kernel.variant, arguments))
-
     ends = torch.empty(3, dtype=torch.int32, device="meta")
     sf = torch.empty(9, 300, dtype=torch.int32, device="meta")
-    words = placed_scale_words(Recorder(), sf, 128, 1024, KGroupLayout("psum", ends, 256))
+    words = placed_scale_words(recorder, sf, 128, 1024, KGroupLayout("psum", ends, 256))
     assert (words.shape, words.dtype) == ((16, 300), torch.int16)
-    ((variant, arguments),) = launched
+    ((variant, arguments),) = recorder.launched
     assert (variant.source, variant.is_k_first, variant.layout, variant.num_cores) == ("int32", True, "psum", 8)
     source, layout, _, is_bad, *numbers = arguments
     assert source.shape == (9, 300)

@@ -223,22 +223,13 @@ def test_the_flag_of_refused_scales_is_read_once():
     assert not scales_module.refused_scales(device)
 
 
-def test_nothing_waits_for_a_device():
+def test_nothing_waits_for_a_device(recorder):
     """Tensors without data stand in for an NPU's: reading a value from them fails. Not run on hardware."""
-    launched = []
-
-    class Recorder:
-        def num_cores(self):
-            return 4
-
-        def run(self, kernel, *arguments):
-            launched.append((kernel.variant, arguments))
-
     ends = torch.empty(3, dtype=torch.int32, device="meta")
     scales = Scales(torch.empty(300, 8, device="meta"), FP32, 1, 32, 300, 256)
-    words = scale_words(Recorder(), scales, GroupLayout("psum", ends, 128), KGroupLayout("psum", ends, 256))
+    words = scale_words(recorder, scales, GroupLayout("psum", ends, 128), KGroupLayout("psum", ends, 256))
     assert (words.shape, words.dtype) == ((4, 300), torch.int16)
-    ((variant, arguments),) = launched
+    ((variant, arguments),) = recorder.launched
     assert (variant.rows, variant.masks_k, variant.num_cores) == ("psum", True, 8)
     source, rows, columns, _, is_bad, *numbers = arguments
     assert (source.shape, source.dtype) == ((1, 300, 8), torch.int32)
