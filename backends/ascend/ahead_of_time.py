@@ -81,9 +81,9 @@ def _tuned() -> list[Kernel]:
 
 def _needed(shapes: Sequence[Shape], num_groups: int) -> list[Kernel]:
     """Return the kernels that the usual calls would run, those for their scales included."""
-    with unikernels.use_backend("ascend"), collected_kernels() as kernels:
+    with unikernels.use_backend("ascend"), chosen_device(), collected_kernels() as kernels:
         for m, n, k in shapes:
-            for call in usual_calls(m, n, k, num_groups, chosen_device()):
+            for call in usual_calls(m, n, k, num_groups):
                 call()
     return list(kernels)
 

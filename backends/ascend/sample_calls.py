@@ -24,26 +24,26 @@ _TYPES: tuple[tuple[OperandType, OperandType], ...] = (
 )
 
 
-def usual_calls(m: int, n: int, k: int, num_groups: int, device: torch.device) -> Iterator[Callable[[], None]]:
+def usual_calls(m: int, n: int, k: int, num_groups: int) -> Iterator[Callable[[], None]]:
     """Yield dense GEMMs, or those of `num_groups` groups if it is not 0: K-major operands, bfloat16 output, int16 scales.
 
     FP8 operands of dense GEMMs come with float32 scales per 1x128 and 128x128 too. Groups along M come in every layout,
-    those along K (operands K first) with float32 output and with and without C. Sizes are those of one group.
+    those along K (operands K first) with float32 output and with and without C. Sizes are those of one group. Tensors
+    are made when a call is made, on torch's default device.
     """
-    with torch.device(device):
-        for left, right in _TYPES:
-            if k % 2 and "fp4" in (left, right):
-                continue
-            if not num_groups:
-                yield partial(gemm, left, right, m, n, k)
-                continue
-            for layout in ("index", "psum", "masked"):
-                yield partial(m_grouped_gemm, left, right, layout, num_groups, m, n, k)
-            if left == right != "fp4":
-                for accumulates in (False, True):
-                    yield partial(k_grouped_gemm, left, num_groups, m, n, k, accumulates)
+    for left, right in _TYPES:
+        if k % 2 and "fp4" in (left, right):
+            continue
         if not num_groups:
-            yield partial(gemm_with_float32_scales, m, n, k)
+            yield partial(gemm, left, right, m, n, k)
+            continue
+        for layout in ("index", "psum", "masked"):
+            yield partial(m_grouped_gemm, left, right, layout, num_groups, m, n, k)
+        if left == right != "fp4":
+            for accumulates in (False, True):
+                yield partial(k_grouped_gemm, left, num_groups, m, n, k, accumulates)
+    if not num_groups:
+        yield partial(gemm_with_float32_scales, m, n, k)
 
 
 def gemm(left: OperandType, right: OperandType, m: int, n: int, k: int) -> None:

@@ -108,7 +108,7 @@ def words_of_bytes(executor: Executor, exponents: Tensor) -> Tensor:
     stored, is_k_major = as_stored(exponents)
     *leading, num_rows, num_blocks = exponents.shape
     words = exponents.new_empty((stored.shape[0], -(-num_blocks // 2), num_rows), dtype=torch.int16)
-    unused = torch.zeros(1, dtype=torch.int32, device=words.device)
+    unused = bad_flag(words.device)  # every byte is an exponent
     variant = ScalesVariant(
         source="uint8",
         is_k_major=is_k_major,
