@@ -47,7 +47,7 @@ def banded(variant: GemmVariant, index: Any, rows: Any, columns: Any, start: Any
     place = T.alloc_var("int32")
     height = T.alloc_var("int32")
     # One task for the scheduler to place, not five. `Stage` keeps its neighbours, the steps of a tile, in the order of the
-    # program: searching a better one takes a second and finds none, as the pipes run apart whatever the order.
+    # program: searching another one takes a second where there is an epilogue, and the pipes run apart in any order.
     with T.Stage(0), T.Task():
         band = index // (BAND * columns) * BAND
         place = index % (BAND * columns)
